@@ -1,0 +1,77 @@
+"""Values that are each possible but make no sense together, or ask for what is not there yet."""
+import difflib
+
+from yacs.config import CfgNode
+
+from config.common import UserError
+
+NOT_THERE_YET = {
+    "MODEL.HDM": (False, "HDM"),
+    "MODEL.ATM": (False, "ATMoE"),
+    "MODEL.DIST_TRAIN": (False, "training over several processes"),
+    "MODEL.SIE_VIEW": (False, "the view embedding"),
+    "MODEL.FROZEN": (False, "a frozen trunk"),
+    "MODEL.IF_WITH_CENTER": ("no", "the center loss"),
+    "TEST.RE_RANKING": ("no", "re-ranking"),
+}
+NOT_PART = {"MODEL.PROMPT": "prompts", "MODEL.ADAPTER": "adapters"}
+CLIP_TRUNK = "ViT-B-16"
+
+
+def check_cfg(cfg: CfgNode) -> None:
+    """Raise `UserError` for the first combination of values that cannot run."""
+    for name, (off, what) in NOT_THERE_YET.items():
+        if _get(cfg, name) != off:
+            raise UserError(f"{name} is {_get(cfg, name)!r}, but {what} is not there yet in this version; "
+                            f"set {name} to {off!r}.")
+    for name, what in NOT_PART.items():
+        if _get(cfg, name):
+            raise UserError(f"{name} is True, but {what} belong to MambaPro and are not part of DeMo; set it to False.")
+    _check_batch(cfg)
+    _check_grid(cfg)
+    _check_device(cfg)
+
+
+def _check_batch(cfg: CfgNode) -> None:
+    batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
+    if batch % instances:
+        nearest = max(1, round(batch / instances)) * instances
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "
+                        f"set it to a multiple such as {nearest}.")
+    if batch == instances:
+        raise UserError(f"SOLVER.IMS_PER_BATCH and DATALOADER.NUM_INSTANCE are both {batch}, so a batch holds a single "
+                        "identity and the triplet loss no negative; set IMS_PER_BATCH to a larger multiple.")
+
+
+def _check_grid(cfg: CfgNode) -> None:
+    if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
+        raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
+                        "position embedding has one grid; make them equal.")
+    name = cfg.MODEL.TRANSFORMER_TYPE
+    patch = cfg.MODEL.PATCH_SIZE
+    if patch and (name == CLIP_TRUNK or cfg.MODEL.PRETRAIN_PATH_T):
+        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
+                        "own; set it to 0.")
+    if name != CLIP_TRUNK:
+        import timm  # a slow import, needed only to know the names
+
+        if name not in timm.list_models(module="vision_transformer"):
+            near = difflib.get_close_matches(name, [CLIP_TRUNK, *timm.list_models(module="vision_transformer")], n=1)
+            hint = f"; the nearest known is {near[0]!r}" if near else ""
+            raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_TRUNK!r} or a VisionTransformer of "
+                            f"timm such as 'vit_base_patch16_224'{hint}.")
+
+
+def _check_device(cfg: CfgNode) -> None:
+    device = cfg.MODEL.DEVICE
+    if device in ("auto", "cpu"):
+        return
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index.isdigit() or device == "cuda"):
+        raise UserError(f"MODEL.DEVICE is {device!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …")
+
+
+def _get(cfg: CfgNode, name: str) -> object:
+    for part in name.split("."):
+        cfg = cfg[part]
+    return cfg

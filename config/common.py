@@ -1,0 +1,12 @@
+"""What every room needs: the names of the modalities and the error that a user's mistake raises."""
+
+MODALITIES = ("RGB", "NI", "TI")
+"""Red-green-blue, near infrared, thermal infrared; always in this order (spec 0)."""
+
+RETURN_PATTERNS = (1, 2, 3)
+"""Features at evaluation: 1 original, 2 enhanced, 3 both (spec 6)."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave (configuration, data, weights), told in one sentence that names the thing,
+    what is wrong with it and what to do. Commands print it without a stack trace and exit with code 2."""

@@ -1,0 +1,169 @@
+"""Every configuration key: its default, what it does, and which values make sense.
+
+The names and, where they are not bound to one machine, the defaults are DeMo's, so that DeMo's own YAML files load.
+A key that DeMo has but that nothing reads any more is kept with the description "not used".
+"""
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """One row of the schema. `allowed` is a tuple of the possible values, or a test with `allowed_text` to explain it."""
+
+    name: str
+    default: object
+    description: str
+    allowed: tuple | Callable | None = None
+    allowed_text: str = ""
+
+
+UNUSED = "not used (kept so that DeMo's files load)"
+ON_OFF = ("on", "off")
+YES_NO = ("yes", "no")
+
+
+def positive(value) -> bool:
+    return value > 0
+
+
+def not_negative(value) -> bool:
+    return value >= 0
+
+
+def ratio(value) -> bool:
+    return 0 < value <= 1
+
+
+def probability(value) -> bool:
+    return 0 <= value <= 1
+
+
+def size(value) -> bool:
+    return len(value) == 2 and all(isinstance(side, int) and side > 0 for side in value)
+
+
+def three_numbers(value) -> bool:
+    return len(value) == 3 and all(isinstance(number, int | float) for number in value)
+
+
+def three_positive_numbers(value) -> bool:
+    return three_numbers(value) and min(value) > 0
+
+
+POSITIVE = (positive, "greater than 0")
+NOT_NEGATIVE = (not_negative, "0 or greater")
+RATIO = (ratio, "in (0, 1]")
+PROBABILITY = (probability, "in [0, 1]")
+SIZE = (size, "[height, width] in whole pixels")
+
+KEYS = (
+    Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
+
+    Key("MODEL.NAME", "DeMo", "the model", ("DeMo",)),
+    Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one, else the CPU), cpu, cuda or cuda:N"),
+    Key("MODEL.DEVICE_ID", "0", UNUSED + ": choose a GPU with MODEL.DEVICE"),
+    Key("MODEL.DIST_TRAIN", False, "training over several processes"),
+    Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
+        "the trunk: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
+        "prefix token is a class token"),
+    Key("MODEL.PRETRAIN_PATH_T", "", "weights of the trunk: a file, 'hub' (timm downloads them), or '' (random)"),
+    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a trunk without pretrained weights; 0: the trunk's own",
+        *NOT_NEGATIVE),
+    Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),
+    Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's trunk",
+        *PROBABILITY),
+    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk's MLPs; not for CLIP's trunk", *PROBABILITY),
+    Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *PROBABILITY),
+    Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
+    Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view"),
+    Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding"),
+    Key("MODEL.FROZEN", False, "keep the trunk's weights fixed"),
+    Key("MODEL.PROMPT", False, "MambaPro's prompts: not part of DeMo"),
+    Key("MODEL.ADAPTER", False, "MambaPro's adapters: not part of DeMo"),
+    Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
+    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
+    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
+    Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches that remains after their aggregation", *RATIO),
+    Key("MODEL.SDTPS_BETA", 0.25, "weight of the guidance: score = (1 - 2 beta) MLP + beta (others + 2 own)",
+        lambda value: 0 <= value <= 0.5, "in [0, 0.5]"),
+    Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise through the choice of patches"),
+    Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
+    Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
+    Key("MODEL.HDM", False, "hierarchical decoupling module: one feature per subset of the modalities"),
+    Key("MODEL.ATM", False, "attention-triggered mixture of experts over HDM's features"),
+    Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
+    Key("MODEL.DIRECT", 1, "1: one head on the three globals concatenated; 0: one head per modality", (0, 1)),
+    Key("MODEL.NECK", "bnneck", "the neck between a feature and its classifier", ("bnneck",)),
+    Key("MODEL.ID_LOSS_TYPE", "softmax", "loss of the identity scores", ("softmax",)),
+    Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
+    Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
+    Key("MODEL.METRIC_LOSS_TYPE", "triplet", "loss of the features", ("triplet",)),
+    Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
+    Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
+    Key("MODEL.IF_WITH_CENTER", "no", "center loss", YES_NO),
+
+    Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the pictures in training", *SIZE),
+    Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the pictures in evaluation; as in training", *SIZE),
+    Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
+    Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
+    Key("INPUT.PADDING", 10, "pixels of padding before the random crop", *NOT_NEGATIVE),
+    Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that pictures in [0, 1] are normalised with", three_numbers,
+        "three numbers"),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
+        "three positive numbers"),
+
+    Key("DATASETS.NAMES", "RGBNT201", "the data set", ("RGBNT201",)),
+    Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
+    Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
+    Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
+        ("auto", *YES_NO)),
+    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; -1: one per CPU core, at most 8, none for pictures "
+        "in memory on a small machine", lambda value: value >= -1, "-1 or greater"),
+    Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE pictures each",
+        ("softmax_triplet",)),
+    Key("DATALOADER.NUM_INSTANCE", 16, "pictures per identity in a batch", *POSITIVE),
+
+    Key("SOLVER.SEED", 1111, "seed of everything random", *NOT_NEGATIVE),
+    Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
+    Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
+    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE", *POSITIVE),
+    Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the trunk", *POSITIVE),
+    Key("SOLVER.TRUNK_LR", -1.0, "learning rate of the trunk; -1: 5e-6 for CLIP's, 0.8 BASE_LR for others",
+        lambda value: value == -1 or value >= 0, "-1 or 0 or greater"),
+    Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
+    Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
+    Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *PROBABILITY),
+    Key("SOLVER.WEIGHT_DECAY", 0.0001, "weight decay", *NOT_NEGATIVE),
+    Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
+    Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
+    Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where MODEL.NO_MARGIN is False", *NOT_NEGATIVE),
+    Key("SOLVER.AMP", "auto", "mixed precision: auto (where the hardware has it), bf16, fp16 or off",
+        ("auto", "bf16", "fp16", "off")),
+    Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations; the last epoch is always evaluated", *POSITIVE),
+    Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
+    Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
+    Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
+    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the center loss", *POSITIVE),
+    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *NOT_NEGATIVE),
+    Key("SOLVER.STEPS", (40, 70), UNUSED),
+    Key("SOLVER.GAMMA", 0.1, UNUSED),
+    Key("SOLVER.WARMUP_FACTOR", 0.01, UNUSED),
+    Key("SOLVER.WARMUP_METHOD", "linear", UNUSED),
+    Key("SOLVER.CLUSTER_MARGIN", 0.3, UNUSED),
+    Key("SOLVER.COSINE_MARGIN", 0.5, UNUSED),
+    Key("SOLVER.COSINE_SCALE", 30, UNUSED),
+    Key("SOLVER.RANGE_K", 2, UNUSED),
+    Key("SOLVER.RANGE_MARGIN", 0.3, UNUSED),
+    Key("SOLVER.RANGE_ALPHA", 0, UNUSED),
+    Key("SOLVER.RANGE_BETA", 1, UNUSED),
+    Key("SOLVER.RANGE_LOSS_WEIGHT", 1, UNUSED),
+
+    Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
+    Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
+    Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
+    Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "
+        "'None' or 'nothing': complete triplets", ("None", "nothing", "r", "n", "t", "rn", "rt", "nt")),
+    Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
+    Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm of the neck", ("before",)),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking", YES_NO),
+)

@@ -1,0 +1,125 @@
+"""Triplets in batches: (images by modality, labels, cameras)."""
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from yacs.config import CfgNode
+
+from config import MODALITIES, UserError
+from datasets.base import Sample, identity_labels
+from datasets.pictures import decode, decode_all
+from datasets.samplers import IdentityBatchSampler
+from datasets.transforms import Transform, test_transform, train_transform
+
+CACHE_LIMIT = 1 << 30
+"""Bytes of decoded pictures that DATASETS.CACHE auto keeps in memory."""
+
+Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
+
+
+class TripletDataset(Dataset):
+    """Samples as (images (3 modalities, 3, H, W), label, camera).
+
+    A key is an index, or (index, seed) where the transform draws its randomness from the seed.
+    """
+
+    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform, cache: bool):
+        self.samples, self.labels, self.transform = samples, labels, transform
+        self.pictures = decode_all(samples) if cache else None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int] | UserError:
+        index, seed = key if isinstance(key, tuple) else (key, None)
+        sample = self.samples[index]
+        try:
+            pictures = self.pictures[index] if self.pictures else tuple(map(decode, sample.paths))
+        except UserError as error:
+            return error  # raised in a loading process it would arrive wrapped in that process's stack trace
+        with seeded(seed):
+            images = torch.stack([self.transform(picture) for picture in pictures])
+        return images, self.labels[index], sample.camera
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Draw from `seed` inside (torch on the CPU, and `random`, which timm's erasing uses), and go on as before after."""
+    if seed is None:
+        yield
+        return
+    before = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        random.setstate(before)
+
+
+def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
+    """Shuffled identity batches of the training samples; set `.batch_sampler.epoch` before each epoch.
+
+    Raises `UserError` where there are fewer identities than a batch needs.
+    """
+    by_identity = identity_labels(samples)
+    labels = [by_identity[sample.identity] for sample in samples]
+    needed = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
+    if len(by_identity) < needed:
+        raise UserError(f"The training split has {len(by_identity)} identities, but a batch needs {needed} "
+                        "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
+                        f"{len(by_identity) * cfg.DATALOADER.NUM_INSTANCE}.")
+    sampler = IdentityBatchSampler(labels, cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED)
+    cache = use_cache(cfg, samples)
+    dataset = TripletDataset(samples, labels, train_transform(cfg), cache)
+    return DataLoader(dataset, batch_sampler=sampler, **_loading(cfg, cache))
+
+
+def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
+    """The samples in order, without augmentation; labels are identities as named on disk."""
+    labels = [sample.identity for sample in samples]
+    # Evaluated every epoch: kept in memory like the training pictures.
+    cache = use_cache(cfg, samples)
+    dataset = TripletDataset(samples, labels, test_transform(cfg), cache)
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **_loading(cfg, cache))
+
+
+def batches(loader: DataLoader) -> Iterator[Batch]:
+    """The loader's batches. Raises `UserError` for a picture that cannot be read."""
+    for batch in loader:
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
+
+
+def use_cache(cfg: CfgNode, samples: Sequence[Sample]) -> bool:
+    """Whether the decoded pictures are kept in memory, by DATASETS.CACHE and the size of the first."""
+    if cfg.DATASETS.CACHE != "auto":
+        return cfg.DATASETS.CACHE == "yes"
+    return len(samples) * len(MODALITIES) * decode(samples[0].paths[0]).numel() <= CACHE_LIMIT
+
+
+def collate(items: list) -> Batch | UserError:
+    """Stack items into a batch; the first picture that cannot be read takes its place."""
+    error = next((item for item in items if isinstance(item, UserError)), None)
+    if error:
+        return error
+    images, labels, cameras = zip(*items, strict=True)
+    by_modality = dict(zip(MODALITIES, torch.stack(images, dim=1), strict=True))
+    return by_modality, torch.tensor(labels), torch.tensor(cameras)
+
+
+def _loading(cfg: CfgNode, cache: bool) -> dict:
+    workers = cfg.DATALOADER.NUM_WORKERS
+    if workers < 0:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = 0 if cache and cores <= 2 else min(cores, 8)
+    return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
+            "pin_memory": torch.cuda.is_available()}
+
+
+test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test

@@ -1,0 +1,43 @@
+"""Batches of identities (spec 7)."""
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+
+
+class IdentityBatchSampler:
+    """Batches of `batch_size / instances` random identities with `instances` samples each.
+
+    Every epoch each identity's samples are shuffled and cut into groups of `instances`: an identity with fewer draws with
+    replacement to one full group, a remainder is dropped. Batches take groups of random identities until too few
+    identities remain. An item is (index, seed): the seed is what the sample's augmentation is drawn from, so that an
+    epoch is the same for any number of loading processes. The order depends on `seed` and the epoch alone.
+    """
+
+    def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
+        self.identities_per_batch, self.instances, self.seed = batch_size // instances, instances, seed
+        self.epoch = 0
+        self.by_identity = defaultdict(list)
+        for index, label in enumerate(labels):
+            self.by_identity[label].append(index)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
+        while len(groups) >= self.identities_per_batch:
+            labels = list(groups)
+            chosen = [labels[i] for i in torch.randperm(len(labels), generator=generator)[:self.identities_per_batch]]
+            indices = [index for label in chosen for index in groups[label].pop()]
+            for label in chosen:
+                if not groups[label]:
+                    del groups[label]
+            seeds = torch.randint(2**62, (len(indices),), generator=generator)
+            yield list(zip(indices, seeds.tolist(), strict=True))
+
+    def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
+        order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
+        if len(order) < self.instances:
+            drawn = torch.randint(len(order), (self.instances - len(order),), generator=generator)
+            order += [order[i] for i in drawn]
+        return [order[start:start + self.instances]
+                for start in range(0, len(order) - self.instances + 1, self.instances)]

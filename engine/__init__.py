@@ -1,0 +1,1 @@
+"""What is done with a model: training, evaluation, metrics and checkpoints."""

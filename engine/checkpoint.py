@@ -1,0 +1,92 @@
+"""Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from config import UserError
+from modeling.weights import from_demo, is_demo
+
+MAX_NAMED = 3
+CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's weights under our names, for how many identities and cameras, and the data set (where it is told)."""
+
+    path: Path
+    model: dict[str, torch.Tensor]
+    num_class: int
+    camera_num: int
+    dataset: str | None = None
+
+
+def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **state: object) -> None:
+    """Write weights, and what `state` holds besides, through a temporary file."""
+    content = {"model": model.state_dict(), "num_class": model.num_class, "camera_num": model.camera_num,
+               "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
+    temporary = path.with_name(path.name + ".part")
+    torch.save(content, temporary)
+    os.replace(temporary, path)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """A checkpoint of ours, or a bare state dict with our or DeMo's names.
+
+    Raises `UserError` for a file that is missing, cannot be read, or holds no weights of this model.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"The weights {path} do not exist; give TEST.WEIGHT (or --weight) a checkpoint such as "
+                        "runs/RGBNT201/DeMo_SDTPS/best.pth.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+        raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
+                        "file is damaged or cut short); give another file.") from None
+    content = content if isinstance(content, Mapping) else {}
+    weights = content.get("model", content)
+    weights = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    if is_demo(weights):
+        weights = from_demo(weights)
+    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
+    if not classes:
+        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors"
+                        f"{_first(sorted(weights))}); give a checkpoint that train_net.py wrote, or one of DeMo.")
+    cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
+    return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"))
+
+
+def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's weights into `model`.
+
+    Raises `UserError` naming the first keys where they do not fit, or where they belong to another data set.
+    """
+    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES):
+        raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
+                        f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
+    expected = model.state_dict()
+    found = checkpoint.model
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is not part of the model" for name in found if name not in expected]
+    problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
+                 for name in expected if name in found and found[name].shape != expected[name].shape]
+    if problems:
+        raise UserError(f"The weights {checkpoint.path} do not fit the configuration's model: "
+                        f"{'; '.join(problems[:MAX_NAMED])}{_more(problems)}. Use the configuration that they were trained "
+                        "with (config.yml beside them), or other weights.")
+    model.load_state_dict(found)
+
+
+def _first(names: list[str]) -> str:
+    return f", the first {names[0]}" if names else ""
+
+
+def _more(problems: list[str]) -> str:
+    return f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

@@ -1,0 +1,96 @@
+"""Evaluation: features of every image once, then the ranking of each return pattern (spec 6, 9)."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from yacs.config import CfgNode
+
+from config import RETURN_PATTERNS
+from datasets import READERS, Sample
+from datasets.loaders import batches, test_loader
+from engine.metrics import Ranking, evaluate_ranking
+from engine.runtime import autocast, choose_precision
+from modeling import DeMo
+
+RANKS = (1, 5, 10)
+
+
+@dataclass
+class TestData:
+    """Query and gallery as places in one list of distinct samples, each of which the network sees once."""
+
+    __test__ = False  # not a test, though its name begins like one
+
+    samples: list[Sample]
+    query: torch.Tensor
+    gallery: torch.Tensor
+    loader: DataLoader
+
+    def labels(self, name: str, places: torch.Tensor) -> torch.Tensor:
+        """An attribute of the samples at `places`: identity, camera or scene."""
+        return torch.tensor([getattr(self.samples[place], name) for place in places.tolist()])
+
+
+def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
+    """The distinct samples of query and gallery, which are the same pictures in some data sets."""
+    place = {sample: index for index, sample in enumerate(dict.fromkeys([*query, *gallery]))}
+    samples = list(place)
+    return TestData(samples, torch.tensor([place[s] for s in query]), torch.tensor([place[s] for s in gallery]),
+                    test_loader(cfg, samples))
+
+
+@torch.no_grad()
+def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]:
+    """Features of the loader's samples by return pattern, (samples, D) float32 on the CPU; one pass of the network."""
+    device = next(model.parameters()).device
+    precision = choose_precision(cfg, device)
+    was_training = model.training
+    model.eval()
+    parts = {pattern: [] for pattern in RETURN_PATTERNS}
+    for images, _, cameras in tqdm(batches(loader), "extracting features", len(loader), unit="batch", leave=False):
+        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+        with autocast(device, precision):
+            for pattern, feature in model.patterns(images, cameras.to(device)).items():
+                parts[pattern].append(feature.float().cpu())
+    model.train(was_training)
+    return {pattern: torch.cat(features) for pattern, features in parts.items()}
+
+
+def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:
+    """The ranking of each return pattern. Raises `UserError` where no query has a match."""
+    features = extract_features(cfg, model, data.loader)
+    return {pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()}
+
+
+def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
+    """Score features (samples, D) of the test data by the data set's protocol."""
+    features = normalise(cfg, features)
+    sides = (data.query, data.gallery)
+    ids, cams, scenes = ([data.labels(name, side) for side in sides] for name in ("identity", "camera", "scene"))
+    by_scene = dict(zip(("query_scenes", "gallery_scenes"), scenes, strict=True)) if READERS[cfg.DATASETS.NAMES].by_scene \
+        else {}
+    return evaluate_ranking(features[data.query], features[data.gallery], *ids, *cams, **by_scene)
+
+
+def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
+    """L2-normalised features (n, D) where TEST.FEAT_NORM says so."""
+    return F.normalize(features, dim=1) if cfg.TEST.FEAT_NORM == "yes" else features
+
+
+def as_record(rankings: dict[int, Ranking]) -> dict[str, dict[str, float]]:
+    """Rankings as metrics.json holds them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]."""
+    return {str(pattern): {"mAP": ranking.mAP} | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
+            for pattern, ranking in rankings.items()}
+
+
+def as_table(record: dict[str, dict[str, float]]) -> str:
+    """A record as a table in percent, one row per return pattern."""
+    names = {"1": "1 original", "2": "2 enhanced", "3": "3 both"}
+    columns = list(next(iter(record.values())))
+    lines = ["return pattern".ljust(16) + "".join(column.rjust(9) for column in columns)]
+    lines += [names[pattern].ljust(16) + "".join(f"{100 * row[column]:9.1f}" for column in columns)
+              for pattern, row in record.items()]
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""The optimiser's groups and the learning-rate schedule (spec 7)."""
+from collections import defaultdict
+
+import torch
+from timm.scheduler import CosineLRScheduler
+from yacs.config import CfgNode
+
+from modeling import DeMo
+
+CLIP_TRUNK_LR = 5e-6
+IMAGENET_TRUNK_LR_FACTOR = 0.8
+
+
+def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
+    """The trainable parameters by (learning rate, weight decay): few groups, so that fused updates have much to fuse."""
+    groups = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[_rate_and_decay(cfg, name, model.trunk.is_clip)].append(parameter)
+    return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
+
+
+def _rate_and_decay(cfg: CfgNode, name: str, is_clip: bool) -> tuple[float, float]:
+    solver = cfg.SOLVER
+    is_bias = name.endswith("bias")
+    rate = solver.BASE_LR * solver.BIAS_LR_FACTOR if is_bias else solver.BASE_LR
+    decay = solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
+    if solver.LARGE_FC_LR and ".classifier." in name:
+        rate = 2 * solver.BASE_LR
+    # CLIP's camera embedding is a new layer; ImageNet's belongs to the trunk.
+    if name.startswith("trunk.vit." if is_clip else "trunk."):
+        rate = CLIP_TRUNK_LR if is_clip else IMAGENET_TRUNK_LR_FACTOR * solver.BASE_LR
+    return rate, decay
+
+
+def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
+    """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
+    extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {}
+    return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), fused=True, **extra)
+
+
+def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:
+    """timm's cosine with warm-up and noise; call `step(epoch)` before each epoch from 1.
+
+    The floor and the start of the warm-up are absolute, the same for every group, as in the published runs: CLIP's trunk
+    therefore starts above its final rate.
+    """
+    solver = cfg.SOLVER
+    return CosineLRScheduler(
+        optimizer, t_initial=solver.MAX_EPOCHS, lr_min=0.001 * solver.BASE_LR, warmup_t=solver.WARMUP_ITERS,
+        warmup_lr_init=0.1 * solver.BASE_LR, warmup_prefix=False, cycle_limit=1, t_in_epochs=True,
+        noise_range_t=(0, solver.MAX_EPOCHS), noise_pct=0.67, noise_std=1.0, noise_seed=42)

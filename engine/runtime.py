@@ -1,0 +1,75 @@
+"""Where and how a run computes: device, seed, precision, log."""
+import logging
+import random
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm.contrib.logging import logging_redirect_tqdm
+from yacs.config import CfgNode
+
+from config import UserError
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
+
+
+def choose_device(cfg: CfgNode) -> torch.device:
+    """MODEL.DEVICE as a device; auto is CUDA where there is one. Raises `UserError` for a GPU that is not there."""
+    name = cfg.MODEL.DEVICE
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}, but this machine has {torch.cuda.device_count()} CUDA "
+                        "devices that torch can use; set it to 'auto' or 'cpu'.")
+    return device
+
+
+def choose_precision(cfg: CfgNode, device: torch.device) -> torch.dtype | None:
+    """The type that autocast computes in, None for plain float32 (spec 7).
+
+    auto: bfloat16 where the hardware has it (AMX or AVX512-BF16 on CPUs, from Ampere on GPUs), float16 on older GPUs.
+    """
+    mode = cfg.SOLVER.AMP
+    if mode == "auto" and device.type == "cuda":
+        mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
+    elif mode == "auto":
+        mode = "bf16" if _cpu_has_bf16() else "off"
+    return DTYPES[mode]
+
+
+def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager:
+    """Mixed precision in `precision`, nothing where it is None."""
+    return torch.autocast(device.type, dtype=precision, enabled=precision is not None)
+
+
+def set_seed(seed: int) -> None:
+    """Seed everything random: `random`, numpy and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def log_to(folder: Path) -> AbstractContextManager:
+    """Log to the console, around progress bars, and to `folder`/log.txt."""
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.FileHandler):  # an earlier run of this process
+            root.removeHandler(handler)
+            handler.close()
+    if not root.handlers:
+        console = logging.StreamHandler()
+        console.setFormatter(logging.Formatter("%(message)s"))
+        root.addHandler(console)
+    file = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root.addHandler(file)
+    return logging_redirect_tqdm()
+
+
+def _cpu_has_bf16() -> bool:
+    # torch tells, but under names that differ by version; one that it does not have counts as no.
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)

@@ -1,0 +1,141 @@
+"""Training (spec 7): epochs of identity batches, evaluation, and the files of a run."""
+import json
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+from yacs.config import CfgNode
+
+from config import UserError
+from datasets import Sample
+from datasets.loaders import batches, train_loader
+from engine.checkpoint import save_checkpoint
+from engine.evaluate import as_record, as_table, evaluate, make_test_data
+from engine.optim import make_optimizer, make_scheduler
+from engine.runtime import autocast, choose_precision
+from modeling import DeMo
+from modeling.losses import total_loss
+
+logger = logging.getLogger(__name__)
+
+METRICS, LAST, BEST, CONFIG = "metrics.json", "last.pth", "best.pth", "config.yml"
+
+
+@dataclass
+class Meter:
+    """Means over an epoch, weighted by batch size."""
+
+    loss: float = 0.0
+    accuracy: float = 0.0
+    seen: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def update(self, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> None:
+        # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
+        self.loss = self.loss + loss.detach() * len(labels)
+        self.accuracy = self.accuracy + (scores.detach().argmax(dim=1) == labels).sum()
+        self.seen += len(labels)
+
+    def means(self) -> dict[str, float]:
+        """Loss, accuracy and triplets per second so far."""
+        return {"loss": float(self.loss) / max(1, self.seen), "accuracy": float(self.accuracy) / max(1, self.seen),
+                "rate": self.seen / (time.perf_counter() - self.started)}
+
+
+def train(cfg: CfgNode, model: DeMo, splits: dict[str, list[Sample]], output: Path) -> list[dict]:
+    """Train `model` (on its device), evaluate it every SOLVER.EVAL_PERIOD epochs, and keep the run's files in `output`.
+
+    Returns the records of metrics.json. Raises `UserError` for data that cannot be trained on and a loss that is no
+    longer finite.
+    """
+    loader = train_loader(cfg, splits["train"])
+    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+    device = next(model.parameters()).device
+    precision = choose_precision(cfg, device)
+    logger.info("device %s, precision %s", device, precision or torch.float32)
+    optimizer = make_optimizer(cfg, model)
+    scheduler = make_scheduler(cfg, optimizer)
+    # float16 has too small a range for gradients; with other types the scaler does nothing.
+    scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
+    records = []
+    best = -1.0
+    with SummaryWriter(output) as board:
+        if cfg.SOLVER.EVAL_UNTRAINED:
+            records.append({"epoch": 0, "patterns": as_record(evaluate(cfg, model, test_data))})
+            _report(records, output, board)
+        for epoch in range(1, cfg.SOLVER.MAX_EPOCHS + 1):
+            scheduler.step(epoch)
+            loader.batch_sampler.epoch = epoch
+            record = {"epoch": epoch, **_train_epoch(cfg, model, loader, optimizer, scaler, precision, epoch)}
+            for name in ("loss", "accuracy", "lr"):
+                board.add_scalar(f"train/{name}", record[name], epoch)
+            is_last = epoch == cfg.SOLVER.MAX_EPOCHS
+            if epoch % cfg.SOLVER.EVAL_PERIOD == 0 or is_last:
+                record["patterns"] = as_record(evaluate(cfg, model, test_data))
+                records.append(record)
+                _report(records, output, board)
+                score = record["patterns"][str(cfg.TEST.RETURN_PATTERN)]["mAP"]
+                if score > best:
+                    best = score
+                    save_checkpoint(output / BEST, cfg, model, epoch)
+            if epoch % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or is_last:
+                save_checkpoint(output / LAST, cfg, model, epoch, optimizer=optimizer.state_dict(),
+                                scaler=scaler.state_dict())
+    return records
+
+
+def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision, epoch: int) -> dict[str, float]:
+    """One pass over the loader → loss, accuracy, lr of the fastest group, seconds."""
+    device = next(model.parameters()).device
+    model.train()
+    meter = Meter()
+    bar = tqdm(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", unit="batch", leave=False)
+    for iteration, (images, labels, cameras) in enumerate(bar, start=1):
+        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+        labels = labels.to(device, non_blocking=True)
+        with autocast(device, precision):
+            outputs = model(images, cameras.to(device, non_blocking=True))
+            loss = total_loss(cfg, outputs, labels, model.pair_weights)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        meter.update(loss, outputs[0], labels)
+        if iteration % cfg.SOLVER.LOG_PERIOD == 0:
+            means = meter.means()
+            _check_finite(means["loss"], epoch)
+            bar.set_postfix_str(f"loss {means['loss']:.3f}, accuracy {means['accuracy']:.1%}, "
+                                f"{means['rate']:.0f} triplets/s")
+    if not meter.seen:
+        raise UserError("The training split gives no batch: too few identities remain for SOLVER.IMS_PER_BATCH / "
+                        "DATALOADER.NUM_INSTANCE of them; lower SOLVER.IMS_PER_BATCH.")
+    means = meter.means()
+    _check_finite(means["loss"], epoch)
+    rate = max(group["lr"] for group in optimizer.param_groups)
+    seconds = time.perf_counter() - meter.started
+    logger.info("epoch %d: loss %.3f, accuracy %.1f %%, lr %.2e, %.0f triplets/s", epoch, means["loss"],
+                100 * means["accuracy"], rate, means["rate"])
+    return {"loss": means["loss"], "accuracy": means["accuracy"], "lr": rate, "seconds": seconds}
+
+
+def _check_finite(loss: float, epoch: int) -> None:
+    if not math.isfinite(loss):
+        raise UserError(f"The loss became {loss} in epoch {epoch}; lower SOLVER.BASE_LR or set SOLVER.AMP to off.")
+
+
+def _report(records: list[dict], output: Path, board: SummaryWriter) -> None:
+    """The last record to metrics.json (written whole), TensorBoard and the log."""
+    record = records[-1]
+    temporary = output / (METRICS + ".part")
+    temporary.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, output / METRICS)
+    for pattern, values in record["patterns"].items():
+        for name, value in values.items():
+            board.add_scalar(f"pattern_{pattern}/{name}", value, record["epoch"])
+    logger.info("epoch %d%s\n%s", record["epoch"], "" if record["epoch"] else " (untrained)", as_table(record["patterns"]))

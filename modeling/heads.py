@@ -1,0 +1,17 @@
+"""BNNeck: the head of every feature (spec 6; Luo et al., Bag of Tricks for re-identification, 2019)."""
+import torch
+from torch import nn
+
+
+class BNNeck(nn.Module):
+    """BatchNorm with a frozen bias, then a linear classifier without bias: features (B, D) → identity scores (B, K)."""
+
+    def __init__(self, dim: int, num_class: int):
+        super().__init__()
+        self.bottleneck = nn.BatchNorm1d(dim)
+        self.bottleneck.bias.requires_grad_(False)
+        self.classifier = nn.Linear(dim, num_class, bias=False)
+        nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.bottleneck(features))

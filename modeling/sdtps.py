@@ -1,0 +1,140 @@
+"""SDTPS: sparse and dense token-aware patch selection for three modalities (spec 4; SEPS, ICLR 2026).
+
+Each modality's patch tokens are scored by a small MLP and by their similarity to the global features of all three
+modalities, the best are kept, the kept are aggregated to fewer, and the rest becomes one extra token. This file needs
+torch alone, so that it can be copied into another code base.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+STATE_NAMES = ("rgb", "nir", "tir")
+"""Prefixes of the parameters of RGB, NI and TI."""
+
+
+def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
+    """Cosine similarity of every patch with every guide, min-max normalised over the patches, without gradient.
+
+    tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1].
+    """
+    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+        patches = F.normalize(tokens.float(), dim=-1)
+        similarity = torch.einsum("...nc,g...c->g...n", patches, F.normalize(guides.float(), dim=-1))
+        low, high = similarity.aminmax(dim=-1, keepdim=True)
+        return (similarity - low) / (high - low + 1e-8)
+
+
+def straight_through_mask(score: torch.Tensor, hard: torch.Tensor, tau: float) -> torch.Tensor:
+    """The hard mask forward, the gradient of softmax((score + Gumbel noise) / tau) backward. All (B, N).
+
+    The noise shapes the gradient, not the choice.
+    """
+    noise = -torch.empty_like(score).exponential_().log()
+    soft = ((score + noise) / tau).softmax(dim=-1)
+    return hard + (soft - soft.detach())
+
+
+def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
+    """Masked softmax over the selected tokens: tokens (B, S, C), logits (B, A, S), decision (B, S) → (B, A, C).
+
+    A decision D enters as log D: 0 where it is 1 and -inf where it is 0, which is the usual mask, but with the
+    derivative 1/D = 1 at a selected token. Subtracting (1 - D)·1e10 is equal forward and multiplies the
+    straight-through gradient by 1e10 (spec 4). Float32 because the small gradients of a softmax drown in half precision.
+    """
+    with torch.autocast(tokens.device.type, enabled=False):
+        weights = (logits.float() + decision.float().log().unsqueeze(-2)).softmax(dim=-1)
+        return weights @ tokens.float()
+
+
+class TokenSparse(nn.Module):
+    """Scores one modality's patches and keeps the best; the rest becomes one extra token."""
+
+    def __init__(self, embed_dim: int, sparse_ratio: float, beta: float, use_gumbel: bool, gumbel_tau: float):
+        super().__init__()
+        self.sparse_ratio, self.beta = sparse_ratio, beta
+        self.use_gumbel, self.gumbel_tau = use_gumbel, gumbel_tau
+        self.score_predictor = nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(),
+                                             nn.Linear(embed_dim // 4, 1))
+
+    def score(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """(1 - 2β)·MLP + β·(others + 2·own): tokens (B, N, C), own (B, C), others (G, B, C) → (B, N) in [0, 1]."""
+        predicted = self.score_predictor(tokens).squeeze(-1).float().sigmoid()
+        guidance = cosine_guidance(tokens, torch.cat([others, own[None]]))
+        return (1 - 2 * self.beta) * predicted + self.beta * (guidance.sum(dim=0) + guidance[-1])  # own counts twice
+
+    def forward(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor):
+        """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
+        score = self.score(tokens, own, others)
+        keep = max(1, math.ceil(tokens.shape[1] * self.sparse_ratio))
+        order = score.detach().argsort(dim=-1, descending=True, stable=True)
+        ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
+        rest = score.gather(1, order)[:, keep:].softmax(dim=-1)
+        extra = rest.unsqueeze(1) @ ordered[:, keep:].float()  # with nothing dropped an empty sum: zeros
+
+        decision = torch.zeros_like(score).scatter(1, order[:, :keep], 1.0)
+        if self.use_gumbel and self.training:
+            decision = straight_through_mask(score, decision, self.gumbel_tau)
+        return ordered[:, :keep], extra, decision, decision.gather(1, order[:, :keep])
+
+
+class TokenAggregation(nn.Module):
+    """Merges the selected tokens of one modality into `out_tokens` weighted means."""
+
+    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float):
+        super().__init__()
+        hidden = int(embed_dim * dim_ratio)
+        self.weight = nn.Sequential(nn.LayerNorm(embed_dim), nn.Linear(embed_dim, hidden), nn.GELU(),
+                                    nn.Linear(hidden, out_tokens))
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def forward(self, selected: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
+        """selected (B, S, C), decision (B, S) → (B, out_tokens, C)."""
+        return aggregate(selected, self.weight(selected).transpose(1, 2) * self.scale, decision)
+
+
+class MultiModalSDTPS(nn.Module):
+    """SDTPS for RGB, NI and TI: N patches each → ceil(N·sparse) selected → int(N·aggr·sparse) aggregated + 1 extra.
+
+    `embed_dim` is C, `num_patches` N; `beta` weighs the guidance, `gumbel_tau` is the temperature of the
+    straight-through softmax, `dim_ratio` the hidden width of the aggregation's MLP over C.
+
+    Raises `ValueError` for a ratio outside (0, 1], or where no aggregated token would remain.
+    """
+
+    def __init__(self, embed_dim: int = 512, num_patches: int = 128, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
+                 use_gumbel: bool = False, gumbel_tau: float = 1.0, beta: float = 0.25, dim_ratio: float = 0.2):
+        super().__init__()
+        for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
+        out_tokens = int(num_patches * aggr_ratio * sparse_ratio)
+        if out_tokens < 1:
+            raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
+                             "one token; raise a ratio.")
+        self.num_patches = num_patches
+        for name in STATE_NAMES:
+            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, sparse_ratio, beta, use_gumbel, gumbel_tau))
+            setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
+
+    def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,
+                RGB_global: torch.Tensor, NI_global: torch.Tensor, TI_global: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Patch tokens (B, N, C) and globals (B, C) of the three modalities → their slimmed tokens (B, N_c + 1, C) and
+        decision masks (B, N), in the order RGB, NI, TI.
+
+        Raises `ValueError` where the number of patches is not the one given at construction.
+        """
+        patches = (RGB_cash, NI_cash, TI_cash)
+        found = {tokens.shape[1] for tokens in patches}
+        if found != {self.num_patches}:
+            raise ValueError(f"The input has {sorted(found)} patches, but this SDTPS was made for {self.num_patches}.")
+        globals_ = torch.stack([RGB_global, NI_global, TI_global])
+        slimmed, masks = [], []
+        for index, (name, tokens) in enumerate(zip(STATE_NAMES, patches, strict=True)):
+            others = torch.cat([globals_[:index], globals_[index + 1:]])
+            selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, globals_[index], others)
+            aggregated = getattr(self, f"{name}_aggr")(selected, decision)
+            slimmed.append(torch.cat([aggregated, extra], dim=1).to(tokens.dtype))
+            masks.append(mask)
+        return *slimmed, *masks

@@ -1,0 +1,103 @@
+"""The trunk: one timm Vision Transformer that the three modalities share (spec 2)."""
+import logging
+from functools import partial
+
+import timm
+import torch
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from yacs.config import CfgNode
+
+from config import UserError
+
+logger = logging.getLogger(__name__)
+
+CLIP = "ViT-B-16"
+CLIP_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
+CLIP_WIDTH = 512
+"""Width of CLIP's joint space, which its projection maps every token to."""
+
+
+class StridedPatchEmbed(PatchEmbed):
+    """timm's patch embedding with a stride of its own: below the patch size, patches overlap."""
+
+    def __init__(self, *args, stride: tuple[int, int], **kwargs):
+        super().__init__(*args, **kwargs)
+        self.proj.stride = stride
+        self.grid_size = tuple((side - patch) // step + 1
+                               for side, patch, step in zip(self.img_size, self.patch_size, stride, strict=True))
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+
+
+class Trunk(nn.Module):
+    """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
+
+    `width` is C, the width of the tokens that it returns; `num_patches` is N; `grid_size` is (rows, columns).
+
+    Raises `UserError` where MODEL.TRANSFORMER_TYPE names a model without exactly a class token and a learned absolute
+    position embedding that includes it, or where the image is smaller than a patch.
+    """
+
+    def __init__(self, cfg: CfgNode, camera_num: int):
+        super().__init__()
+        self.is_clip = cfg.MODEL.TRANSFORMER_TYPE == CLIP
+        self.vit = _build_clip(cfg) if self.is_clip else _build_timm(cfg)
+        self.width = CLIP_WIDTH if self.is_clip else self.vit.embed_dim
+        self.grid_size = self.vit.patch_embed.grid_size
+        self.num_patches = self.vit.patch_embed.num_patches
+        self.camera_weight = cfg.MODEL.SIE_COE
+        self.camera_embedding = None
+        # The published ImageNet trunk has no camera embedding for a single camera; CLIP's always has one.
+        if cfg.MODEL.SIE_CAMERA and (self.is_clip or camera_num > 1):
+            self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
+            nn.init.trunc_normal_(self.camera_embedding, std=0.02)
+
+    def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
+        vit = self.vit
+        patches = vit.patch_embed(images)
+        class_token = vit.cls_token.expand(len(images), -1, -1)
+        if self.camera_embedding is not None:
+            camera = self.camera_weight * self.camera_embedding[cameras]
+            class_token = class_token + camera
+            if not self.is_clip:
+                patches = patches + camera
+        tokens = vit.pos_drop(torch.cat([class_token, patches], dim=1) + vit.pos_embed)
+        # timm's head is CLIP's projection, applied to every token, and the identity for other trunks.
+        tokens = vit.head(vit.norm(vit.blocks(vit.norm_pre(tokens))))
+        return tokens[:, 1:], tokens[:, 0]
+
+
+def _build_clip(cfg: CfgNode) -> VisionTransformer:
+    vit = _create(cfg, CLIP_IN_TIMM)
+    vit.head = nn.Linear(vit.embed_dim, CLIP_WIDTH, bias=False)
+    return vit
+
+
+def _build_timm(cfg: CfgNode) -> VisionTransformer:
+    model = cfg.MODEL
+    patch_size = {"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}
+    vit = _create(cfg, model.TRANSFORMER_TYPE, drop_path_rate=model.DROP_PATH, pos_drop_rate=model.DROP_OUT,
+                  proj_drop_rate=model.DROP_OUT, attn_drop_rate=model.ATT_DROP_RATE, **patch_size)
+    has_one_prefix_token = isinstance(vit, VisionTransformer) and vit.cls_token is not None \
+        and vit.num_prefix_tokens == 1
+    if not has_one_prefix_token or vit.pos_embed is None or vit.no_embed_class:
+        raise UserError(f"MODEL.TRANSFORMER_TYPE is {model.TRANSFORMER_TYPE!r}, whose tokens are not exactly a class token "
+                        "and the patches with one learned position each; choose another such as 'vit_base_patch16_224'.")
+    return vit
+
+
+def _create(cfg: CfgNode, name: str, **kwargs) -> VisionTransformer:
+    height, width = cfg.INPUT.SIZE_TRAIN
+    vit = timm.create_model(
+        name, pretrained=False, num_classes=0, global_pool="", img_size=(height, width), dynamic_img_size=False,
+        embed_layer=partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE)), **kwargs)
+    patch = vit.patch_embed.patch_size
+    if min(vit.patch_embed.grid_size) < 1:
+        raise UserError(f"INPUT.SIZE_TRAIN is {[height, width]}, smaller than one patch of {name} ({patch[0]}×{patch[1]}); "
+                        "make the pictures larger.")
+    if any(step > side for step, side in zip(cfg.MODEL.STRIDE_SIZE, patch, strict=True)):
+        raise UserError(f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
+                        f"({patch[0]}×{patch[1]}), so part of the picture would not be seen; lower it.")
+    return vit

@@ -1,0 +1,110 @@
+"""Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (spec 2)."""
+import re
+from collections.abc import Mapping
+
+import torch
+
+Weights = dict[str, torch.Tensor]
+
+CLIP_MARK = "BACKBONE.base.conv1.weight"
+"""A key that only DeMo's CLIP trunk has; its ImageNet trunk has timm's names."""
+
+# DeMo's CLIP trunk (below BACKBONE.base.) and timm's, both as regular expression and as replacement.
+CLIP_NAMES = (
+    ("conv1.", "patch_embed.proj."),
+    ("class_embedding", "cls_token"),
+    ("positional_embedding", "pos_embed"),
+    ("ln_pre.", "norm_pre."),
+    ("ln_post.", "norm."),
+    ("transformer.resblocks.", "blocks."),
+    (".ln_1.", ".norm1."),
+    (".ln_2.", ".norm2."),
+    (".attn.in_proj_", ".attn.qkv."),
+    (".attn.out_proj.", ".attn.proj."),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+)
+CLIP_PROJECTION = ("proj", "head.weight")
+"""CLIP multiplies from the right, a Linear layer from the left: this one is transposed."""
+
+PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
+HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+
+
+def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
+    """A DeMo checkpoint's weights under our names; `module.` prefixes are dropped, unknown names kept as they are."""
+    state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
+    is_clip = CLIP_MARK in state_dict
+    return dict(_from_demo(name, tensor, is_clip) for name, tensor in state_dict.items())
+
+
+def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
+    """Our weights under DeMo's names: the inverse of `from_demo`."""
+    # Only CLIP's trunk has a norm before the blocks.
+    is_clip = "trunk.vit.norm_pre.weight" in state_dict
+    return dict(_to_demo(name, tensor, is_clip) for name, tensor in state_dict.items())
+
+
+def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
+    """Whether these weights have DeMo's names."""
+    return any(name.removeprefix("module.").startswith("BACKBONE.") for name in state_dict)
+
+
+def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """One weight of CLIP's image tower (its names, without prefix) as timm names and shapes it."""
+    if name == CLIP_PROJECTION[0]:
+        return CLIP_PROJECTION[1], tensor.T.contiguous()
+    for theirs, ours in CLIP_NAMES:
+        name = name.replace(theirs, ours, 1)
+    if name in ("cls_token", "pos_embed"):  # ours have a batch axis: (C) or (N, C) → (1, N, C)
+        tensor = tensor.reshape(1, -1, tensor.shape[-1])
+    return name, tensor
+
+
+def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    if name == CLIP_PROJECTION[1]:
+        return CLIP_PROJECTION[0], tensor.T.contiguous()
+    if name in ("cls_token", "pos_embed"):
+        tensor = tensor.squeeze(0).squeeze(0) if name == "cls_token" else tensor.squeeze(0)
+    # Backwards, because "norm." must be tried after the more particular "norm_pre." and ".norm1.".
+    for theirs, ours in CLIP_NAMES:
+        if ours == "norm." and not name.startswith("norm."):
+            continue
+        name = name.replace(ours, theirs, 1)
+    return name, tensor
+
+
+def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
+    if name in ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed"):
+        return "trunk.camera_embedding", tensor
+    if name.startswith("BACKBONE.base."):
+        name = name.removeprefix("BACKBONE.base.")
+        if is_clip:
+            name, tensor = clip_to_timm(name, tensor)
+        return f"trunk.vit.{name}", tensor
+    stem, _, rest = name.partition(".")
+    if stem in PIFE_NAMES:
+        return f"pife.reduce.{PIFE_NAMES[stem]}.{rest}", tensor
+    head = re.fullmatch(r"(bottleneck|classifier)(_[a-z]+)?", stem)
+    if head and (head[2] or "") in HEAD_NAMES:
+        return f"heads.{HEAD_NAMES[head[2] or '']}.{head[1]}.{rest}", tensor
+    return name, tensor
+
+
+def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
+    if name == "trunk.camera_embedding":
+        return ("BACKBONE.cv_embed" if is_clip else "BACKBONE.base.sie_embed"), tensor
+    if name.startswith("trunk.vit."):
+        name = name.removeprefix("trunk.vit.")
+        if is_clip:
+            name, tensor = _timm_to_clip(name, tensor)
+        return f"BACKBONE.base.{name}", tensor
+    if name.startswith("pife.reduce."):
+        _, _, modality, rest = name.split(".", 3)
+        stem = next(stem for stem, known in PIFE_NAMES.items() if known == modality)
+        return f"{stem}.{rest}", tensor
+    if name.startswith("heads."):
+        _, head, part, rest = name.split(".", 3)
+        suffix = next(suffix for suffix, known in HEAD_NAMES.items() if known == head)
+        return f"{part}{suffix}.{rest}", tensor
+    return name, tensor

@@ -1,0 +1,26 @@
+"""Package metadata. Users run the scripts from a checkout; installing makes its packages importable from anywhere."""
+from setuptools import setup
+
+setup(
+    name="demo-sdtps",
+    version="0.1.0",
+    description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=["config", "datasets", "engine", "modeling"],
+    install_requires=[
+        "torch>=2.4",
+        "torchvision>=0.19",
+        "timm>=1.0.9",
+        "yacs>=0.1.8",
+        "pyyaml>=6",
+        "fvcore>=0.1.5.post20221221",
+        "numpy>=1.26",
+        "tqdm>=4.66",
+        "pillow>=10",
+        "matplotlib>=3.8",
+        "tensorboard>=2.16",
+        "safetensors>=0.4",
+    ],
+    extras_require={"dev": ["pytest>=8", "ruff>=0.6"]},
+)

@@ -1,0 +1,93 @@
+"""Modules and whole models against the reference systems' numbers (spec.md: modules 1e-5, whole models 1e-4)."""
+import pytest
+import torch
+from golden_cases import load_case, relative_error, seeded_input
+
+from config import MODALITIES, RETURN_PATTERNS, load_cfg
+from modeling import make_model
+from modeling.sdtps import MultiModalSDTPS
+from modeling.weights import from_demo, to_demo
+
+INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [f"{modality}_global" for modality in MODALITIES]
+OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]
+
+
+def build_sdtps(case):
+    names = ("embed_dim", "num_patches", "sparse_ratio", "aggr_ratio", "beta", "use_gumbel", "dim_ratio")
+    module = MultiModalSDTPS(**{name: case.settings[name] for name in names})
+    module.load_state_dict(case.weights)  # strict: the names are the interface
+    return module
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_sdtps_small(mode):
+    case = load_case("sdtps_small")
+    module = build_sdtps(case).train(mode == "train")
+    inputs = [case.arrays[name].clone().requires_grad_() for name in INPUTS]
+    outputs = module(*inputs)
+    for name, output in zip(OUTPUTS, outputs, strict=True):
+        assert relative_error(output, case.arrays[name]) < 1e-5, name
+
+    sum((output * case.arrays[f"probe_{modality}"]).sum()
+        for modality, output in zip(MODALITIES, outputs[:3], strict=True)).backward()
+    for name, tensor in zip(INPUTS[:3], inputs[:3], strict=True):
+        assert relative_error(tensor.grad, case.arrays[f"grad_{name}"]) < 1e-5, name
+    assert all(tensor.grad is None for tensor in inputs[3:]), "no gradient reaches the globals"
+    assert relative_error(module.rgb_sparse.score_predictor[0].weight.grad, case.arrays["grad_rgb_predictor"]) < 1e-5
+    assert relative_error(module.tir_aggr.weight[1].weight.grad, case.arrays["grad_tir_aggr"]) < 1e-5
+
+
+def test_sdtps_default():
+    case = load_case("sdtps_default")
+    module = build_sdtps(case)
+    batch, width, patches = case.settings["batch"], case.settings["embed_dim"], case.settings["num_patches"]
+    inputs = [seeded_input(seed, batch, *((patches, width) if name.endswith("cash") else (width,)))
+              for name, seed in case.settings["input_seeds"].items()]
+    with torch.no_grad():
+        outputs = module(*inputs)
+    for name, output in zip(OUTPUTS, outputs, strict=True):
+        assert relative_error(output, case.arrays[name]) < 1e-5, name
+    assert sum(p.numel() for p in module.parameters()) == 365_157
+
+
+def test_sdtps_defaults_are_the_papers():
+    assert sum(p.numel() for p in MultiModalSDTPS().parameters()) == 365_157
+
+
+def evaluate(model, case):
+    images = {modality: seeded_input(seed, *case.settings["image_shape"])
+              for modality, seed in case.settings["image_seeds"].items()}
+    with torch.no_grad():
+        return model.eval().patterns(images, case.arrays["cam_label"])
+
+
+@pytest.mark.parametrize("name, config, opts", [
+    ("demo_sdtps", "configs/RGBNT201/DeMo_SDTPS.yml", []),
+    ("demo_clip_direct0", "configs/RGBNT201/Baseline.yml", ["MODEL.DIRECT", "0"]),
+])
+def test_whole_model(name, config, opts):
+    case = load_case(name)
+    model = make_model(load_cfg(config, opts), case.settings["num_class"], case.settings["camera_num"])
+    ours = from_demo(case.weights)
+    model.load_state_dict(ours)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == case.settings["trainable_parameters"]
+
+    patterns = evaluate(model, case)
+    for pattern in RETURN_PATTERNS:
+        assert relative_error(patterns[pattern], case.arrays[f"pattern_{pattern}"]) < 1e-4, pattern
+
+    back = to_demo(ours)
+    assert list(back) == list(case.weights)
+    assert all(torch.equal(back[key], case.weights[key]) for key in back)
+
+
+def test_imagenet_trunk():
+    """The original feature of a DeMo whose fusion modules hang beside it: trunk, camera embedding and PIFE alone."""
+    case = load_case("demo_imagenet")
+    opts = [str(value) for value in case.settings["opts"]]
+    model = make_model(load_cfg("configs/RGBNT201/Baseline.yml", opts), case.settings["num_class"], 4)
+    ours = from_demo({key: value for key, value in case.weights.items()
+                      if not key.startswith(("generalFusion.", "bottleneck_moe.", "classifier_moe."))})
+    model.load_state_dict(ours)
+    assert relative_error(evaluate(model, case)[1], case.arrays["pattern_1"]) < 1e-4
+    assert list(from_demo(to_demo(ours))) == list(ours)

@@ -1,0 +1,288 @@
+"""The synthetic pedestrians: files, determinism, and that identity is spread over the modalities and nowhere else."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from config import MODALITIES, UserError
+from datasets.synthetic import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
+from datasets.synthetic_body import LOOK_SHAPE
+from tools import make_synthetic
+
+SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
+NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
+SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]
+HEIGHT, WIDTH = 128, 64
+
+
+def make(root, *more):
+    make_synthetic.main(["--root", str(root), *SMALL, "--workers", "1", *more])
+    return Path(root) / "RGBNT201"
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def stems(folder):
+    return sorted(path.stem for path in folder.iterdir())
+
+
+def triplet(identity, camera, night, seed=0):
+    return draw_triplet(identity, camera, night, HEIGHT, WIDTH, np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="module")
+def default_looks():
+    return [identity.look for identity in make_identities(140, seed=0)]
+
+
+def test_layout_and_names(made):
+    people = {}
+    for split, count in (("train_171", 3), ("test", 2)):
+        names = stems(made / split / "RGB")
+        for kind in (*MODALITIES, "MASK"):
+            assert stems(made / split / kind) == names
+            assert {path.suffix for path in (made / split / kind).iterdir()} == {".png" if kind == "MASK" else ".jpg"}
+        parsed = [NAME.fullmatch(name).groups() for name in names]
+        assert Counter((identity, camera) for identity, camera, _, _ in parsed) == dict.fromkeys(
+            {(identity, f"{camera}") for identity, *_ in parsed for camera in (1, 2, 3, 4)}, 2)
+        people[split] = {int(identity) for identity, *_ in parsed}
+        assert len(people[split]) == count
+    assert people == {"train_171": {1, 2, 3}, "test": {4, 5}}
+
+
+def test_night_is_told_by_the_sequence_digit(made):
+    brightness = defaultdict(list)
+    for split in ("train_171", "test"):
+        for path in (made / split / "RGB").iterdir():
+            _, camera, night, _ = NAME.fullmatch(path.stem).groups()
+            brightness[night].append(np.asarray(Image.open(path)).mean())
+            assert camera in "34" or night == "0"
+            assert camera != "4" or night == "1"
+    assert max(brightness["1"]) < 25 < min(brightness["0"])
+
+
+def test_same_seed_same_bytes_whatever_the_workers(made, tmp_path):
+    again = make(tmp_path / "again", "--workers", "2")
+    assert contents(again) == contents(made)
+
+
+def test_another_seed_other_pictures(made, tmp_path):
+    other = make(tmp_path, "--seed", "1")
+    ours, theirs = contents(made), contents(other)
+    first = "train_171/RGB/000001_cam1_0_00.jpg"
+    assert ours[first] != theirs[first]
+
+
+def test_an_identity_does_not_depend_on_how_many_pictures_are_made(made, tmp_path):
+    fewer = contents(make(tmp_path, "--images_per_camera", "1"))
+    ours = contents(made)
+    assert all(ours[name] == data for name, data in fewer.items() if name != "synthetic.json")
+
+
+def test_pictures_have_the_size_asked(tmp_path):
+    folder = make(tmp_path, "--height", "48", "--width", "40")
+    for kind in (*MODALITIES, "MASK"):
+        for path in (folder / "test" / kind).iterdir():
+            picture = Image.open(path)
+            assert picture.size == (40, 48)
+            assert (picture.format, picture.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
+
+
+def test_masks_are_binary_and_of_a_persons_area(made):
+    areas = []
+    for split in ("train_171", "test"):
+        for path in (made / split / "MASK").iterdir():
+            mask = np.asarray(Image.open(path))
+            assert set(np.unique(mask)) == {0, 255}
+            areas.append((mask > 0).mean())
+    assert 0.05 < min(areas) and max(areas) < 0.6
+    assert 0.15 < np.mean(areas) < 0.4
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_only_the_three_looks_together_are_unique(seed):
+    looks = [identity.look for identity in make_identities(140, seed)]
+    assert len(set(looks)) == 140
+    for modality, count in zip(("rgb", "ni", "ti"), LOOK_SHAPE, strict=True):
+        shared = Counter(getattr(look, modality) for look in looks)
+        assert len(shared) == count
+        assert min(shared.values()) >= 4
+    for pair in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti")):  # so that no modality can be left out
+        assert len({tuple(getattr(look, modality) for modality in pair) for look in looks}) < 130
+
+
+def test_a_look_tells_nothing_of_the_other_modalities(default_looks):
+    for seen, hidden in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti"), ("ni", "rgb"), ("ti", "rgb"), ("ti", "ni")):
+        groups = defaultdict(list)
+        for look in default_looks:
+            groups[getattr(look, seen)].append(getattr(look, hidden))
+        assert all(len(set(group)) > 1 for group in groups.values())
+        guessed = sum(Counter(group).most_common(1)[0][1] for group in groups.values())
+        assert guessed < len(default_looks) / 2  # the best guess from one look, told the answers, is mostly wrong
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_a_look_is_seen_in_its_own_modality_alone(modality):
+    first = make_identities(1, seed=0)[0]
+    field = modality.lower()
+    other = type(first.look)(**{**first.look.__dict__, field: (getattr(first.look, field) + 5) % 12})
+    ours, mask = triplet(first, camera=0, night=False)
+    theirs, _ = triplet(type(first)(other, first.build), camera=0, night=False)
+    for name in MODALITIES:
+        assert np.array_equal(ours[name], theirs[name]) == (name != modality)
+    assert mask.any()
+
+
+def test_background_does_not_depend_on_the_identity():
+    for camera in range(len(CAMERAS)):
+        for seed in range(4):
+            drawn = [triplet(identity, camera, night=camera == 3, seed=seed) for identity in make_identities(8, seed=3)]
+            person = Image.fromarray(np.uint8(np.any([mask for _, mask in drawn], axis=0)) * 255)
+            # The blur of the lens carries the person a few pixels beyond the mask.
+            outside = np.asarray(person.filter(ImageFilter.MaxFilter(13))) == 0
+            assert outside.mean() > 0.1
+            for modality in MODALITIES:
+                views = np.stack([pictures[modality][outside] for pictures, _ in drawn])
+                assert (views == views[0]).all()
+                assert camera == 3 and modality == "RGB" or views[0].std() > 3
+
+
+def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
+    identity = make_identities(1, seed=0)[0]
+    for seed in range(4):
+        day, night = (triplet(identity, camera=2, night=night, seed=seed)[0] for night in (False, True))
+        assert night["RGB"].mean() < 0.2 * day["RGB"].mean()
+        assert night["NI"].mean() > 0.8 * day["NI"].mean()
+        assert night["TI"].mean() > 0.5 * day["TI"].mean()
+
+
+def test_night_comes_from_the_camera_alone():
+    rates = [np.mean([is_night(camera, np.random.default_rng(seed)) for seed in range(200)]) for camera in range(4)]
+    assert rates == pytest.approx([camera.night_rate for camera in CAMERAS], abs=0.1)
+    assert 0 < np.mean(rates) < 1
+
+
+@pytest.mark.parametrize("flag", ["identities", "test_identities", "images_per_camera", "height", "width", "workers",
+                                  "quality"])
+@pytest.mark.parametrize("value", ["0", "-3"])
+def test_numbers_must_be_positive(tmp_path, flag, value):
+    with pytest.raises(UserError, match=f"--{flag} is {value}"):
+        make(tmp_path, f"--{flag}", value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (["--height", str(MINIMUM_SIZE[0] - 1)], rf"--height is {MINIMUM_SIZE[0] - 1}.*must be {MINIMUM_SIZE[0]} or more"),
+    (["--width", str(MINIMUM_SIZE[1] - 1)], rf"--width is {MINIMUM_SIZE[1] - 1}.*must be {MINIMUM_SIZE[1]} or more"),
+    (["--images_per_camera", "101"], "allows 100 at most"),
+    (["--quality", "101"], "from 1 to 100"),
+    (["--seed", "-1"], "--seed is -1"),
+    (["--identities", "100000"], "100002 identities.*no more than"),
+])
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
+    with pytest.raises(UserError, match=said):
+        make(tmp_path, *more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_thousand_identities_are_possible_and_all_combinations_are():
+    most = int(np.prod(LOOK_SHAPE))
+    assert most >= 1000
+    assert len({identity.look for identity in make_identities(most, seed=0)}) == most
+    with pytest.raises(UserError):
+        make_identities(most + 1, seed=0)
+
+
+def test_a_run_with_the_same_arguments_writes_nothing(tmp_path, capsys):
+    folder = make(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    make(tmp_path, "--workers", "2")
+    assert "up to date" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert os.listdir(tmp_path) == ["RGBNT201"]
+
+
+def test_other_arguments_need_overwrite(tmp_path):
+    folder = make(tmp_path)
+    before = contents(folder)
+    with pytest.raises(UserError, match="pass --overwrite"):
+        make(tmp_path, "--seed", "5")
+    assert contents(folder) == before
+    make(tmp_path, "--seed", "5", "--overwrite")
+    assert contents(folder).keys() != before.keys() or contents(folder) != before
+    assert os.listdir(tmp_path) == ["RGBNT201"]
+
+
+def test_a_damaged_folder_is_not_up_to_date(tmp_path):
+    folder = make(tmp_path)
+    whole = contents(folder)
+    next((folder / "test" / "NI").iterdir()).unlink()
+    with pytest.raises(UserError, match="pass --overwrite"):
+        make(tmp_path)
+    make(tmp_path, "--overwrite")
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
+    real = tmp_path / "RGBNT201" / "train_171" / "RGB" / "000001_cam1_0_00.jpg"
+    real.parent.mkdir(parents=True)
+    real.write_bytes(b"the real data set")
+    with pytest.raises(UserError, match="choose another --root"):
+        make(tmp_path, *flags)
+    assert contents(tmp_path) == {str(real.relative_to(tmp_path)): b"the real data set"}
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "RGBNT201").mkdir()
+    assert (make(tmp_path) / "synthetic.json").is_file()
+
+
+def test_a_root_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--root"):
+        make(tmp_path / "file")
+
+
+def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    drawn = []
+
+    def fail_at_the_third(task):
+        drawn.append(task.number)
+        if len(drawn) == 3:
+            raise OSError(28, "No space left on device")
+        return "test", 1
+
+    monkeypatch.setattr(make_synthetic, "draw_identity", fail_at_the_third)
+    with pytest.raises(UserError, match="No space left on device"):
+        make(tmp_path)
+    assert drawn == [1, 2, 3]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line(tmp_path):
+    def command(*words):
+        return subprocess.run([sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
+
+    shown = command("--help")
+    assert shown.returncode == 0 and "default: 128" in shown.stdout
+    wrong = command("--root", "data", "--identities", "0")
+    assert wrong.returncode == 2
+    assert wrong.stderr.strip().count("\n") == 0 and "--identities is 0" in wrong.stderr
+    right = command("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
+    assert right.returncode == 0, right.stderr
+    assert "8 training triplets" in right.stdout and "data/RGBNT201" in right.stdout

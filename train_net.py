@@ -1,0 +1,55 @@
+"""Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
+import logging
+from pathlib import Path
+
+from config import UserError
+from config.cli import config_parser, parse, run
+from datasets import identity_labels, read_splits
+from datasets.pictures import verify
+from engine.runtime import choose_device, log_to, set_seed
+from engine.train import BEST, CONFIG, LAST, METRICS, train
+from modeling import make_model
+
+logger = logging.getLogger("train_net")
+
+
+def main() -> None:
+    parser = config_parser(
+        "Train a model and evaluate it as it learns. OUTPUT_DIR receives config.yml, metrics.json, log.txt, TensorBoard "
+        "scalars, last.pth and best.pth.",
+        "example: python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    arguments, cfg = parse(parser)
+
+    device = choose_device(cfg)
+    splits = read_splits(cfg)
+    samples = [sample for split in splits.values() for sample in split]
+    if cfg.DATASETS.VERIFY:
+        verify(samples)
+    set_seed(cfg.SOLVER.SEED)
+    model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
+    output = prepare_output(Path(cfg.OUTPUT_DIR), arguments.overwrite)
+    (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
+    with log_to(output):
+        logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
+        train(cfg, model.to(device), splits, output)
+        logger.info("the run is in %s", output)
+
+
+def prepare_output(output: Path, overwrite: bool) -> Path:
+    """The run's folder, made where it is not there. Raises `UserError` where it holds a run that must not be lost."""
+    earlier = [output / name for name in (CONFIG, METRICS, LAST, BEST) if (output / name).exists()]
+    if earlier and not overwrite:
+        raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0].name}); choose another OUTPUT_DIR or pass "
+                        "--overwrite to replace it.")
+    for file in [*earlier, *output.glob("events.out.tfevents.*"), *output.glob("log.txt")]:
+        file.unlink()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"OUTPUT_DIR {output} cannot be made ({error.strerror}); choose another.") from None
+    return output
+
+
+if __name__ == "__main__":
+    run(main)
