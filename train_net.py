@@ -9,6 +9,7 @@ from datasets.pictures import verify
 from engine.runtime import choose_device, log_to, set_seed
 from engine.train import BEST, CONFIG, LAST, METRICS, train
 from modeling import make_model
+from modeling.pretrained import load_pretrained
 
 logger = logging.getLogger("train_net")
 
@@ -28,6 +29,7 @@ def main() -> None:
         verify(samples)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
+    load_pretrained(model.trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
     output = prepare_output(Path(cfg.OUTPUT_DIR), arguments.overwrite)
     (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):

@@ -22,8 +22,16 @@ class IdentityBatchSampler:
             self.by_identity[label].append(index)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.batches())
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    def batches(self) -> list[list[tuple[int, int]]]:
+        """All batches of the current epoch. Their number varies a little between epochs."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
+        batches = []
         while len(groups) >= self.identities_per_batch:
             labels = list(groups)
             chosen = [labels[i] for i in torch.randperm(len(labels), generator=generator)[:self.identities_per_batch]]
@@ -32,7 +40,8 @@ class IdentityBatchSampler:
                 if not groups[label]:
                     del groups[label]
             seeds = torch.randint(2**62, (len(indices),), generator=generator)
-            yield list(zip(indices, seeds.tolist(), strict=True))
+            batches.append(list(zip(indices, seeds.tolist(), strict=True)))
+        return batches
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
         order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]

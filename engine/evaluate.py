@@ -16,6 +16,7 @@ from engine.runtime import autocast, choose_precision
 from modeling import DeMo
 
 RANKS = (1, 5, 10)
+PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 
 @dataclass
@@ -70,9 +71,15 @@ def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranki
     features = normalise(cfg, features)
     sides = (data.query, data.gallery)
     ids, cams, scenes = ([data.labels(name, side) for side in sides] for name in ("identity", "camera", "scene"))
-    by_scene = dict(zip(("query_scenes", "gallery_scenes"), scenes, strict=True)) if READERS[cfg.DATASETS.NAMES].by_scene \
-        else {}
-    return evaluate_ranking(features[data.query], features[data.gallery], *ids, *cams, **by_scene)
+    if place_name(cfg) != "scene":
+        scenes = (None, None)
+    return evaluate_ranking(features[data.query], features[data.gallery], *ids, *cams,
+                            query_scenes=scenes[0], gallery_scenes=scenes[1])
+
+
+def place_name(cfg: CfgNode) -> str:
+    """What the data set's protocol leaves out of a query's gallery beside its identity: camera or scene (spec 9)."""
+    return "scene" if READERS[cfg.DATASETS.NAMES].by_scene else "camera"
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
@@ -86,11 +93,12 @@ def as_record(rankings: dict[int, Ranking]) -> dict[str, dict[str, float]]:
             for pattern, ranking in rankings.items()}
 
 
-def as_table(record: dict[str, dict[str, float]]) -> str:
-    """A record as a table in percent, one row per return pattern."""
-    names = {"1": "1 original", "2": "2 enhanced", "3": "3 both"}
+def as_table(record: dict[str, dict[str, float]], untrained: dict[str, dict[str, float]] | None = None) -> str:
+    """A record as a table in percent, one row per return pattern; with `untrained`, its mAP in the last column."""
     columns = list(next(iter(record.values())))
-    lines = ["return pattern".ljust(16) + "".join(column.rjust(9) for column in columns)]
-    lines += [names[pattern].ljust(16) + "".join(f"{100 * row[column]:9.1f}" for column in columns)
-              for pattern, row in record.items()]
+    header = "return pattern".ljust(16) + "".join(column.rjust(9) for column in columns)
+    lines = [header + ("   mAP untrained" if untrained else "")]
+    for pattern, row in record.items():
+        line = PATTERN_NAMES[int(pattern)].ljust(16) + "".join(f"{100 * row[column]:9.1f}" for column in columns)
+        lines.append(line + (f"{100 * untrained[pattern]['mAP']:16.1f}" if untrained else ""))
     return "\n".join(lines)

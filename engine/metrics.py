@@ -15,7 +15,7 @@ class Ranking:
     """`cmc` (max_rank,): share of the queries with a hit among the first 1, 2, … ranks; `mAP`: mean average precision."""
 
     cmc: torch.Tensor
-    mAP: float  # noqa: N815 - the field's spelling
+    mAP: float
 
     def rank(self, k: int) -> float:
         """Rank-k: share of the queries with a hit among the first k."""
@@ -53,7 +53,7 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     precisions, first_ranks = [], []
     for part in _chunks(len(query_features), len(gallery_features)):
         same_id = query_ids[part, None] == gallery_ids[None, :]
-        kept = ~(same_id & (query_places[part, None] == gallery_places[None, :]))
+        kept = ~left_out(query_ids[part], gallery_ids, query_places[part], gallery_places)
         average, first = _score(squared_distances(query_features[part], gallery_features), same_id & kept, kept)
         precisions.append(average)
         first_ranks.append(first)
@@ -63,6 +63,12 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     hits = torch.bincount(torch.cat(first_ranks).clamp(max=max_rank + 1), minlength=max_rank + 2)
     cmc = hits[1:max_rank + 1].cumsum(0).double() / len(found)
     return Ranking(cmc.float(), float(found.mean()))
+
+
+def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_places: torch.Tensor,
+             gallery_places: torch.Tensor) -> torch.Tensor:
+    """The gallery samples that a query is not compared with, (Q, G) bool: same identity and same camera or scene."""
+    return (query_ids[:, None] == gallery_ids) & (query_places[:, None] == gallery_places)
 
 
 def _chunks(queries: int, gallery: int) -> Iterator[slice]:

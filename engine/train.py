@@ -95,7 +95,7 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision
     device = next(model.parameters()).device
     model.train()
     meter = Meter()
-    bar = tqdm(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", unit="batch", leave=False)
+    bar = tqdm(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", len(loader), unit="batch", leave=False)
     for iteration, (images, labels, cameras) in enumerate(bar, start=1):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         labels = labels.to(device, non_blocking=True)

@@ -51,9 +51,9 @@ def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor
 class TokenSparse(nn.Module):
     """Scores one modality's patches and keeps the best; the rest becomes one extra token."""
 
-    def __init__(self, embed_dim: int, sparse_ratio: float, beta: float, use_gumbel: bool, gumbel_tau: float):
+    def __init__(self, embed_dim: int, keep: int, beta: float, use_gumbel: bool, gumbel_tau: float):
         super().__init__()
-        self.sparse_ratio, self.beta = sparse_ratio, beta
+        self.keep, self.beta = keep, beta
         self.use_gumbel, self.gumbel_tau = use_gumbel, gumbel_tau
         self.score_predictor = nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(),
                                              nn.Linear(embed_dim // 4, 1))
@@ -66,8 +66,8 @@ class TokenSparse(nn.Module):
 
     def forward(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor):
         """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
+        keep = self.keep
         score = self.score(tokens, own, others)
-        keep = max(1, math.ceil(tokens.shape[1] * self.sparse_ratio))
         order = score.detach().argsort(dim=-1, descending=True, stable=True)
         ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
         rest = score.gather(1, order)[:, keep:].softmax(dim=-1)
@@ -114,8 +114,9 @@ class MultiModalSDTPS(nn.Module):
             raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
                              "one token; raise a ratio.")
         self.num_patches = num_patches
+        keep = max(1, math.ceil(num_patches * sparse_ratio))
         for name in STATE_NAMES:
-            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, sparse_ratio, beta, use_gumbel, gumbel_tau))
+            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, keep, beta, use_gumbel, gumbel_tau))
             setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
 
     def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,
@@ -126,9 +127,9 @@ class MultiModalSDTPS(nn.Module):
         Raises `ValueError` where the number of patches is not the one given at construction.
         """
         patches = (RGB_cash, NI_cash, TI_cash)
-        found = {tokens.shape[1] for tokens in patches}
-        if found != {self.num_patches}:
-            raise ValueError(f"The input has {sorted(found)} patches, but this SDTPS was made for {self.num_patches}.")
+        if any(tokens.shape[1] != self.num_patches for tokens in patches):
+            raise ValueError(f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
+                             f"for {self.num_patches}.")
         globals_ = torch.stack([RGB_global, NI_global, TI_global])
         slimmed, masks = [], []
         for index, (name, tokens) in enumerate(zip(STATE_NAMES, patches, strict=True)):

@@ -56,6 +56,10 @@ class Trunk(nn.Module):
     def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         vit = self.vit
+        for block in vit.blocks:
+            # On CPUs torch's fused attention is no faster in float32 and, backward in bfloat16, several times slower than
+            # plain matrix products (tools/benchmark_attention.py).
+            block.attn.fused_attn = images.device.type != "cpu"
         patches = vit.patch_embed(images)
         class_token = vit.cls_token.expand(len(images), -1, -1)
         if self.camera_embedding is not None:

@@ -1,0 +1,32 @@
+# make demo   synthetic pedestrians: make, train, evaluate, draw
+# make test   all tests
+# make lint   ruff
+# make setup  the environment in .venv; done by the others where needed
+# PYTHON=python3.12 make … chooses the interpreter that .venv is made with.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
+
+.PHONY: setup demo test lint
+
+setup: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.10; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(PY) tools/make_synthetic.py --root data/synthetic
+	$(PY) train_net.py --overwrite $(DEMO)
+	$(PY) tools/report.py $(DEMO)
+
+test: setup
+	$(PY) -m pytest
+
+lint: setup
+	$(PY) -m ruff check .

@@ -1,0 +1,111 @@
+"""Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
+import logging
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+
+from config import UserError
+from modeling.trunk import Trunk
+from modeling.weights import Weights, clip_to_timm
+
+logger = logging.getLogger(__name__)
+
+HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
+            "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
+"""Named tags, because timm's default for a name may change, and is for CLIP another model under another licence."""
+
+CLIP_PREFIX = "visual."
+CONTAINERS = ("model", "state_dict")
+"""Keys under which training code keeps the weights proper."""
+
+
+def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> None:
+    """Fill the trunk from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
+
+    Logs how many tensors were loaded, resized and left at random. Raises `UserError` for a source that cannot be read and
+    for one of which nothing fits.
+    """
+    if not source:
+        logger.warning("MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones")
+        return
+    found = _from_hub(transformer_type) if source == "hub" else read_weights(Path(source))
+    if any(name.startswith(CLIP_PREFIX) for name in found):
+        # OpenAI's archive also holds the text tower, which has other names.
+        found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
+                     for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
+    expected = trunk.vit.state_dict()
+    resized = []
+    if "pos_embed" in found and "pos_embed" in expected and found["pos_embed"].shape != expected["pos_embed"].shape \
+            and found["pos_embed"].shape[-1] == expected["pos_embed"].shape[-1]:
+        found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
+        resized.append("pos_embed")
+    fitting = {name: tensor.float() for name, tensor in found.items()
+               if name in expected and tensor.shape == expected[name].shape}
+    if not fitting:
+        example = next(iter(found), "nothing at all")
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {transformer_type} (it holds {example}, …); "
+                        "give weights of this trunk, 'hub', or '' for random ones.")
+    missing = sorted(expected.keys() - fitting.keys())
+    trunk.vit.load_state_dict(fitting, strict=False)
+    logger.info("pretrained weights %s: %d of %d tensors loaded, %d resized (%s), %d missing (%s)", source, len(fitting),
+                len(expected), len(resized), ", ".join(resized) or "none", len(missing), ", ".join(missing[:5]) or "none")
+
+
+def resize_position(position: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Position embedding (1, 1 + side², C) of a square grid → (1, 1 + rows·columns, C): plain bilinear, class apart.
+
+    Raises `UserError` where the positions are not those of a square grid and a class token.
+    """
+    side = round((position.shape[1] - 1) ** 0.5)
+    if side * side != position.shape[1] - 1:
+        raise UserError(f"The pretrained position embedding has {position.shape[1]} entries, which are no square grid and a "
+                        "class token; give other weights.")
+    patches = position[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False, antialias=False)
+    return torch.cat([position[:, :1], patches.flatten(2).transpose(1, 2)], dim=1)
+
+
+def read_weights(path: Path) -> Weights:
+    """The tensors of a safetensors file, a TorchScript archive or a state dict (possibly under a `CONTAINERS` key).
+
+    Raises `UserError` for a file that is missing or none of these.
+    """
+    if not path.is_file():
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the trunk's weights, 'hub', or '' for "
+                        "random ones.")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        return _tensors(_read_torch(path))
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError):
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no TorchScript archive, state dict or safetensors file (or it is "
+                        "damaged or cut short); give another file.") from None
+
+
+def _read_torch(path: Path) -> Mapping:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError):  # a TorchScript archive: torch.load refuses it without running code
+        return torch.jit.load(path, map_location="cpu").state_dict()
+
+
+def _tensors(content: Mapping) -> Weights:
+    for key in CONTAINERS:
+        if isinstance(content.get(key), Mapping):
+            content = content[key]
+    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _from_hub(transformer_type: str) -> Weights:
+    tag = HUB_TAGS.get(transformer_type, transformer_type)
+    try:
+        return timm.create_model(tag, pretrained=True).state_dict()
+    except Exception as error:  # whatever the hub's client raises when it gets no answer
+        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the "
+                        "network, or give a file.") from error

@@ -1,0 +1,59 @@
+"""Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
+import argparse
+import json
+from pathlib import Path
+
+from figures import plt, save
+
+from config import RETURN_PATTERNS, UserError
+from config.cli import run
+from engine.evaluate import PATTERN_NAMES
+from engine.train import METRICS
+
+PICTURE = "curves.png"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
+    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{PICTURE}")
+    arguments = parser.parse_args()
+    print(draw_curves(read_records(arguments.run), arguments.output or arguments.run / PICTURE))
+
+
+def read_records(folder: Path) -> list[dict]:
+    """The records of a run's metrics.json. Raises `UserError` where there is none."""
+    try:
+        records = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"The run {folder} has no readable {METRICS}; train first, or give the OUTPUT_DIR of a training.") \
+            from None
+    return records
+
+
+def draw_curves(records: list[dict], path: Path) -> Path:
+    """Loss and accuracy on the left, mAP and Rank-1 per return pattern on the right."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    trained = [record for record in records if "loss" in record]
+    left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color="black", marker=".")
+    left.set(xlabel="epoch", ylabel="training loss", title="training")
+    accuracy = left.twinx()
+    accuracy.plot([r["epoch"] for r in trained], [100 * r["accuracy"] for r in trained], color="tab:orange", marker=".")
+    accuracy.set_ylabel("training accuracy (%)", color="tab:orange")
+    accuracy.set_ylim(0, 100)
+
+    epochs = [record["epoch"] for record in records]
+    for pattern, colour in zip(RETURN_PATTERNS, ("tab:blue", "tab:green", "tab:red"), strict=True):
+        for name, style in (("mAP", "-"), ("Rank-1", ":")):
+            values = [100 * record["patterns"][str(pattern)][name] for record in records]
+            right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
+    right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
+    right.legend(fontsize=8)
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    return save(figure, path)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,68 @@
+"""Draw rank lists: python tools/draw_ranks.py --config_file F --weight W --output ranks.png"""
+from pathlib import Path
+
+import torch
+from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, save
+from yacs.config import CfgNode
+
+from config import UserError
+from config.cli import config_parser, parse, run
+from datasets import read_splits
+from engine.evaluate import TestData, extract_features, make_test_data, normalise, place_name
+from engine.load import load_model
+from engine.metrics import left_out, squared_distances
+from modeling import DeMo
+
+BEST = 10
+
+
+def main() -> None:
+    parser = config_parser(f"Draw queries and their best {BEST} gallery triplets in all three modalities; hits have a green "
+                           "frame, misses a red one.")
+    parser.add_argument("--output", type=Path, default=Path("ranks.png"), metavar="X.png", help="default: ranks.png")
+    parser.add_argument("--queries", type=int, default=4, metavar="N", help="queries, spread over the split (default: 4)")
+    arguments, cfg = parse(parser, weight=True)
+    if arguments.queries < 1:
+        raise UserError(f"--queries is {arguments.queries}, but it must be 1 or more.")
+    model = load_model(cfg)
+    splits = read_splits(cfg, ("query", "gallery"))
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    print(draw_ranks(cfg, model, data, arguments.output, arguments.queries))
+
+
+def draw_ranks(cfg: CfgNode, model: DeMo, data: TestData, path: Path, queries: int = 4) -> Path:
+    """A row per query: the query, then its best gallery samples after the protocol has left out its own."""
+    features = normalise(cfg, extract_features(cfg, model, data.loader)[cfg.TEST.RETURN_PATTERN])
+    # Spread over the split, whose order is by identity: other people, and other cameras of them.
+    chosen = data.query[torch.linspace(0, len(data.query) - 1, queries + 2).round().long()[1:-1]]
+    ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
+    places = [data.labels(place_name(cfg), side) for side in (chosen, data.gallery)]
+    distance = squared_distances(features[chosen], features[data.gallery])
+    distance = distance.masked_fill(left_out(ids[0], ids[1], *places), torch.inf)
+    order = distance.argsort(dim=1, stable=True)[:, :BEST]
+
+    columns = 1 + order.shape[1]
+    figure, axes = plt.subplots(len(chosen), columns, figsize=(1.1 * columns, 5.6 * len(chosen)), squeeze=False)
+    for row, query in enumerate(chosen.tolist()):
+        _cell(cfg, axes[row, 0], data, query, QUERY, "query")
+        for column, place in enumerate(order[row].tolist()):
+            if distance[row, place].isinf():  # the gallery is shorter than the list
+                hide_ticks(axes[row, column + 1])
+                continue
+            hit = ids[1][place] == ids[0][row]
+            _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS, f"{column + 1}")
+    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom", y=0.995)
+    figure.tight_layout(pad=0.4, rect=(0, 0, 1, 0.99))
+    return save(figure, path)
+
+
+def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str, title: str) -> None:
+    sample = data.samples[place]
+    hide_ticks(axis)
+    axis.imshow(np.concatenate(pictures(cfg, sample)))
+    axis.set_title(f"{title}\nid {sample.identity}, camera {sample.camera + 1}", fontsize=7)
+    frame(axis, colour)
+
+
+if __name__ == "__main__":
+    run(main)

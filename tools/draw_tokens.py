@@ -1,0 +1,71 @@
+"""Draw which tokens SDTPS keeps: python tools/draw_tokens.py --config_file F --weight W --output tokens.png"""
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from figures import hide_ticks, np, pictures, plt, save
+from yacs.config import CfgNode
+
+from config import MODALITIES, UserError
+from config.cli import config_parser, parse, run
+from datasets import Sample, read_splits
+from datasets.loaders import TripletDataset, collate
+from datasets.transforms import test_transform
+from engine.load import load_model
+from modeling import DeMo
+
+DROPPED, OPACITY = (96, 88, 148), 0.75
+"""What a patch that is not kept is covered with: a colour that shows on a black night picture too."""
+
+
+def main() -> None:
+    parser = config_parser("Draw triplets beside the patches that SDTPS keeps of them; the others are covered.")
+    parser.add_argument("--output", type=Path, default=Path("tokens.png"), metavar="X.png", help="default: tokens.png")
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="triplets, spread over the split (default: 8)")
+    arguments, cfg = parse(parser, weight=True)
+    if arguments.samples < 1:
+        raise UserError(f"--samples is {arguments.samples}, but it must be 1 or more.")
+    model = load_model(cfg)
+    print(draw_tokens(cfg, model, read_splits(cfg, ("query",))["query"], arguments.output, arguments.samples))
+
+
+def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
+    """A row per triplet: each modality's picture and, beside it, the same with the other patches covered."""
+    if not model.sdtps:
+        raise UserError("MODEL.USE_SDTPS is False, so no tokens are selected; use a configuration with SDTPS.")
+    chosen = [samples[i] for i in torch.linspace(0, len(samples) - 1, count + 2).round().long()[1:-1].tolist()]
+    masks = kept_patches(cfg, model, chosen)
+    figure, axes = plt.subplots(count, 2 * len(MODALITIES), figsize=(7.5, 2.3 * count), squeeze=False)
+    for row, sample in enumerate(chosen):
+        for index, (modality, picture) in enumerate(zip(MODALITIES, pictures(cfg, sample), strict=True)):
+            mask = masks[modality][row].numpy()[..., None]
+            left, right = axes[row, 2 * index:2 * index + 2]
+            left.imshow(picture)
+            right.imshow(picture + (OPACITY * (1 - mask) * (np.array(DROPPED) - picture)).astype(int))
+            for axis, title in ((left, modality), (right, "kept")):
+                hide_ticks(axis)
+                if row == 0:
+                    axis.set_title(title, fontsize=10)
+        axes[row, 0].set_ylabel(f"id {sample.identity}\ncamera {sample.camera + 1}", fontsize=7)
+    kept = int(model.sdtps.num_patches * masks["RGB"].mean() + 0.5)
+    figure.suptitle(f"patches kept by SDTPS: {kept} of {model.sdtps.num_patches} per modality", y=0.998)
+    figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
+    return save(figure, path)
+
+
+@torch.no_grad()
+def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """Decision masks of the samples as pictures: (samples, H, W), 1 where the patch is kept, by modality."""
+    dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
+    batch = collate([dataset[i] for i in range(len(samples))])
+    if isinstance(batch, UserError):
+        raise batch
+    device = next(model.parameters()).device
+    images = {modality: image.to(device) for modality, image in batch[0].items()}
+    masks = model.slim(*model.encode(images, batch[2].to(device)))[1]
+    grid, size = model.trunk.grid_size, tuple(cfg.INPUT.SIZE_TEST)
+    return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
+
+
+if __name__ == "__main__":
+    run(main)

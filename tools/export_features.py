@@ -1,0 +1,45 @@
+"""Write the features of a split to a file of numpy arrays.
+
+    python tools/export_features.py --config_file F --weight W --return_pattern 3 --split gallery --output X.npz
+"""
+import os
+from pathlib import Path
+
+import numpy as np
+
+from config import RETURN_PATTERNS, UserError
+from config.cli import config_parser, parse, run
+from datasets import SPLITS, read_splits
+from datasets.loaders import test_loader
+from engine.evaluate import extract_features, normalise
+from engine.load import load_model
+
+
+def main() -> None:
+    parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32, ids and cams (n,) "
+                           "(identities as named on disk, cameras from 0), paths (n, 3) in the order RGB, NI, TI.")
+    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
+                        help="1 original, 2 enhanced, 3 both (default: 3)")
+    parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
+    parser.add_argument("--output", type=Path, required=True, metavar="X.npz", help="the file to write")
+    parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
+    arguments, cfg = parse(parser, weight=True)
+    output = arguments.output
+    if output.suffix != ".npz" or not output.parent.is_dir():
+        raise UserError(f"--output {output} must be an .npz file in a folder that exists.")
+
+    model = load_model(cfg)
+    samples = read_splits(cfg, (arguments.split,))[arguments.split]
+    features = extract_features(cfg, model, test_loader(cfg, samples))[arguments.return_pattern]
+    if arguments.normalise:
+        features = normalise(cfg, features)
+    temporary = output.with_name(output.name + ".part")
+    with open(temporary, "wb") as file:  # an open file, because numpy would add .npz to the name
+        np.savez(file, features=features.numpy(), ids=np.array([s.identity for s in samples]),
+                 cams=np.array([s.camera for s in samples]), paths=np.array([s.paths for s in samples]))
+    os.replace(temporary, output)
+    print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
+
+
+if __name__ == "__main__":
+    run(main)

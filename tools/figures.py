@@ -1,0 +1,43 @@
+"""What the drawing tools share: pictures as arrays, frames, and figures written whole."""
+import os
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from torchvision.transforms.v2.functional import resize
+from yacs.config import CfgNode
+
+from datasets import Sample
+from datasets.pictures import decode
+
+matplotlib.use("Agg")  # no screen is needed
+import matplotlib.pyplot as plt
+
+HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
+
+
+def pictures(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
+    """The three pictures of a triplet at the network's size, uint8 (H, W, 3). Raises `UserError`."""
+    size = list(cfg.INPUT.SIZE_TEST)
+    return [resize(decode(path), size, antialias=True).permute(1, 2, 0).numpy() for path in sample.paths]
+
+
+def frame(axis: plt.Axes, colour: str, width: float = 3.0) -> None:
+    """Put a coloured frame around a picture."""
+    for spine in axis.spines.values():
+        spine.set(visible=True, color=colour, linewidth=width)
+
+
+def hide_ticks(axis: plt.Axes) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
+
+
+def save(figure: plt.Figure, path: Path) -> Path:
+    """Write the figure as PNG, whole or not at all, and close it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+    os.replace(temporary, path)
+    plt.close(figure)
+    return path

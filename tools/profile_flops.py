@@ -1,0 +1,78 @@
+"""Parameters and multiply-accumulates of a configuration's model; needs no data and no weights.
+
+    python tools/profile_flops.py --config_file configs/RGBNT201/DeMo_SDTPS.yml
+"""
+import warnings
+from collections import Counter
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from config import MODALITIES
+from config.cli import config_parser, parse, run
+from modeling import make_model
+
+# One operation per number of the result; and what only moves or compares numbers.
+PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "softmax", "sub",
+               "sum")
+FREE = ("aminmax", "argsort", "expand_as", "repeat", "scatter")
+PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "heads": "heads (training only)"}
+
+
+def main() -> None:
+    parser = config_parser("Print the trainable parameters and GMACs of one triplet, per part and in total.")
+    parser.add_argument("--num_class", type=int, default=171, help="training identities (default: 171, as RGBNT201)")
+    parser.add_argument("--camera_num", type=int, default=4, help="cameras (default: 4)")
+    arguments, cfg = parse(parser)
+    model = make_model(cfg, arguments.num_class, arguments.camera_num).eval()
+    parameters = count_parameters(model)
+    macs = count_macs(cfg, model)
+    height, width = cfg.INPUT.SIZE_TEST
+    print(f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {arguments.num_class} classes, "
+          f"{arguments.camera_num} cameras")
+    print(f"{'part':24}{'parameters':>14}{'GMACs':>10}")
+    for part in parameters:
+        print(f"{PARTS.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
+    print(f"{'total':24}{sum(parameters.values()):14,}{macs['']  / 1e9:10.4f}")
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Trainable parameters by top-level module."""
+    return {name: sum(p.numel() for p in module.parameters() if p.requires_grad)
+            for name, module in model.named_children()}
+
+
+def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
+    """Multiply-accumulates of one triplet in evaluation by module name, "" for all.
+
+    Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per number of
+    its result. Raises `RuntimeError` for an operator that nobody decided about.
+    """
+    with warnings.catch_warnings():  # it still uses torch.jit.script, which newer torch calls deprecated
+        warnings.simplefilter("ignore", FutureWarning)
+        from fvcore.nn import FlopCountAnalysis
+        from fvcore.nn.jit_handles import elementwise_flop_counter
+    images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
+    analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
+    analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
+    analysis.set_op_handle(**{f"aten::{name}": elementwise_flop_counter(0, 1) for name in PER_ELEMENT})
+    analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
+    analysis.uncalled_modules_warnings(False)  # the heads, which evaluation does not call
+    macs = analysis.by_module()
+    if left := analysis.unsupported_ops():
+        raise RuntimeError(f"operators without a rule: {', '.join(sorted(left))}")
+    return macs
+
+
+def attention_macs(inputs: list, outputs: list) -> int:
+    """Fused attention of queries (…, L, E), keys (…, S, E) and values (…, S, V): both matrix products."""
+    query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
+    count = query[-2] * key[-2] * (query[-1] + value[-1])
+    for size in query[:-2]:
+        count *= size
+    return count
+
+
+if __name__ == "__main__":
+    run(main)
