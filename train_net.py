@@ -5,11 +5,15 @@ from pathlib import Path
 from config import UserError
 from config.cli import config_parser, parse, run
 from datasets import identity_labels, read_splits
+from datasets.loaders import train_loader
 from datasets.pictures import verify
+from engine.evaluate import make_test_data
 from engine.runtime import choose_device, log_to, set_seed
 from engine.train import BEST, CONFIG, LAST, METRICS, train
 from modeling import make_model
 from modeling.pretrained import load_pretrained
+
+RUN_FILES = (CONFIG, METRICS, LAST, BEST)
 
 logger = logging.getLogger("train_net")
 
@@ -23,33 +27,43 @@ def main() -> None:
     arguments, cfg = parse(parser)
 
     device = choose_device(cfg)
+    check_output(Path(cfg.OUTPUT_DIR), arguments.overwrite)
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
         verify(samples)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
-    load_pretrained(model.trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
-    output = prepare_output(Path(cfg.OUTPUT_DIR), arguments.overwrite)
+    report = load_pretrained(model.trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    loader = train_loader(cfg, splits["train"])
+    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+
+    # Whatever the user may have got wrong has been found by now: only here is anything written or replaced.
+    output = make_output(Path(cfg.OUTPUT_DIR))
     (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
-        train(cfg, model.to(device), splits, output)
+        logger.log(logging.INFO if cfg.MODEL.PRETRAIN_PATH_T else logging.WARNING, report)
+        train(cfg, model.to(device), loader, test_data, output)
         logger.info("the run is in %s", output)
 
 
-def prepare_output(output: Path, overwrite: bool) -> Path:
-    """The run's folder, made where it is not there. Raises `UserError` where it holds a run that must not be lost."""
-    earlier = [output / name for name in (CONFIG, METRICS, LAST, BEST) if (output / name).exists()]
+def check_output(output: Path, overwrite: bool) -> None:
+    """Raise `UserError` where the folder holds a run that must not be lost."""
+    earlier = [name for name in RUN_FILES if (output / name).exists()]
     if earlier and not overwrite:
-        raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0].name}); choose another OUTPUT_DIR or pass "
+        raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0]}); choose another OUTPUT_DIR or pass "
                         "--overwrite to replace it.")
-    for file in [*earlier, *output.glob("events.out.tfevents.*"), *output.glob("log.txt")]:
-        file.unlink()
+
+
+def make_output(output: Path) -> Path:
+    """The run's folder, without the files of an earlier run. Raises `UserError` where it cannot be made."""
     try:
         output.mkdir(parents=True, exist_ok=True)
+        for file in (file for name in (*RUN_FILES, "log.txt", "events.out.tfevents.*") for file in output.glob(name)):
+            file.unlink()
     except OSError as error:
-        raise UserError(f"OUTPUT_DIR {output} cannot be made ({error.strerror}); choose another.") from None
+        raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
     return output
 
 

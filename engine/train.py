@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from yacs.config import CfgNode
 
 from config import UserError
-from datasets import Sample
-from datasets.loaders import batches, train_loader
+from datasets.loaders import batches
 from engine.checkpoint import save_checkpoint
-from engine.evaluate import as_record, as_table, evaluate, make_test_data
+from engine.evaluate import TestData, as_record, as_table, evaluate
 from engine.optim import make_optimizer, make_scheduler
 from engine.runtime import autocast, choose_precision
 from modeling import DeMo
@@ -44,18 +44,16 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Loss, accuracy and triplets per second so far."""
-        return {"loss": float(self.loss) / max(1, self.seen), "accuracy": float(self.accuracy) / max(1, self.seen),
+        return {"loss": float(self.loss) / self.seen, "accuracy": float(self.accuracy) / self.seen,
                 "rate": self.seen / (time.perf_counter() - self.started)}
 
 
-def train(cfg: CfgNode, model: DeMo, splits: dict[str, list[Sample]], output: Path) -> list[dict]:
+def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, output: Path) -> list[dict]:
     """Train `model` (on its device), evaluate it every SOLVER.EVAL_PERIOD epochs, and keep the run's files in `output`.
 
-    Returns the records of metrics.json. Raises `UserError` for data that cannot be trained on and a loss that is no
-    longer finite.
+    Returns the records of metrics.json. Raises `UserError` for a picture that cannot be read and a loss that is no longer
+    finite.
     """
-    loader = train_loader(cfg, splits["train"])
-    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     device = next(model.parameters()).device
     precision = choose_precision(cfg, device)
     logger.info("device %s, precision %s", device, precision or torch.float32)
@@ -112,9 +110,6 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision
             _check_finite(means["loss"], epoch)
             bar.set_postfix_str(f"loss {means['loss']:.3f}, accuracy {means['accuracy']:.1%}, "
                                 f"{means['rate']:.0f} triplets/s")
-    if not meter.seen:
-        raise UserError("The training split gives no batch: too few identities remain for SOLVER.IMS_PER_BATCH / "
-                        "DATALOADER.NUM_INSTANCE of them; lower SOLVER.IMS_PER_BATCH.")
     means = meter.means()
     _check_finite(means["loss"], epoch)
     rate = max(group["lr"] for group in optimizer.param_groups)

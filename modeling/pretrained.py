@@ -1,5 +1,4 @@
 """Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
-import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,6 @@ from config import UserError
 from modeling.trunk import Trunk
 from modeling.weights import Weights, clip_to_timm
 
-logger = logging.getLogger(__name__)
-
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
 """Named tags, because timm's default for a name may change, and is for CLIP another model under another licence."""
@@ -25,15 +22,14 @@ CONTAINERS = ("model", "state_dict")
 """Keys under which training code keeps the weights proper."""
 
 
-def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> None:
+def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     """Fill the trunk from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
 
-    Logs how many tensors were loaded, resized and left at random. Raises `UserError` for a source that cannot be read and
-    for one of which nothing fits.
+    Returns a report: how many tensors were loaded, resized and left at random. Raises `UserError` for a source that
+    cannot be read and for one of which nothing fits.
     """
     if not source:
-        logger.warning("MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones")
-        return
+        return "MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
     found = _from_hub(transformer_type) if source == "hub" else read_weights(Path(source))
     if any(name.startswith(CLIP_PREFIX) for name in found):
         # OpenAI's archive also holds the text tower, which has other names.
@@ -53,8 +49,8 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> None:
                         "give weights of this trunk, 'hub', or '' for random ones.")
     missing = sorted(expected.keys() - fitting.keys())
     trunk.vit.load_state_dict(fitting, strict=False)
-    logger.info("pretrained weights %s: %d of %d tensors loaded, %d resized (%s), %d missing (%s)", source, len(fitting),
-                len(expected), len(resized), ", ".join(resized) or "none", len(missing), ", ".join(missing[:5]) or "none")
+    return (f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
+            f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}")
 
 
 def resize_position(position: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
@@ -88,6 +84,10 @@ def read_weights(path: Path) -> Weights:
                         "damaged or cut short); give another file.") from None
 
 
+def _listed(names: list[str]) -> str:
+    return f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
+
+
 def _read_torch(path: Path) -> Mapping:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -107,5 +107,5 @@ def _from_hub(transformer_type: str) -> Weights:
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # whatever the hub's client raises when it gets no answer
-        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the "
-                        "network, or give a file.") from error
+        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
+                        "the network, or give a file.") from error

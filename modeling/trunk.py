@@ -1,5 +1,4 @@
 """The trunk: one timm Vision Transformer that the three modalities share (spec 2)."""
-import logging
 from functools import partial
 
 import timm
@@ -10,8 +9,6 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import UserError
-
-logger = logging.getLogger(__name__)
 
 CLIP = "ViT-B-16"
 CLIP_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
