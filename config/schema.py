@@ -137,7 +137,7 @@ KEYS = (
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
     Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where MODEL.NO_MARGIN is False", *NOT_NEGATIVE),
-    Key("SOLVER.AMP", "auto", "mixed precision: auto (where the hardware has it), bf16, fp16 or off",
+    Key("SOLVER.AMP", "auto", "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
         ("auto", "bf16", "fp16", "off")),
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations; the last epoch is always evaluated", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),

@@ -43,6 +43,9 @@ class Trunk(nn.Module):
         self.width = CLIP_WIDTH if self.is_clip else self.vit.embed_dim
         self.grid_size = self.vit.patch_embed.grid_size
         self.num_patches = self.vit.patch_embed.num_patches
+        # On CPUs torch's fused attention is about as fast as plain matrix products in float32 and slower in bfloat16, for
+        # small trunks several times (tools/benchmark_attention.py).
+        self.plain_attention_on = ("cpu",)
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
         # The published ImageNet trunk has no camera embedding for a single camera; CLIP's always has one.
@@ -54,9 +57,7 @@ class Trunk(nn.Module):
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         vit = self.vit
         for block in vit.blocks:
-            # On CPUs torch's fused attention is no faster in float32 and, backward in bfloat16, several times slower than
-            # plain matrix products (tools/benchmark_attention.py).
-            block.attn.fused_attn = images.device.type != "cpu"
+            block.attn.fused_attn = images.device.type not in self.plain_attention_on
         patches = vit.patch_embed(images)
         class_token = vit.cls_token.expand(len(images), -1, -1)
         if self.camera_embedding is not None:

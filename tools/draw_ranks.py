@@ -32,7 +32,7 @@ def main() -> None:
 
 def draw_ranks(cfg: CfgNode, model: DeMo, data: TestData, path: Path, queries: int = 4) -> Path:
     """A row per query: the query, then its best gallery samples after the protocol has left out its own."""
-    features = normalise(cfg, extract_features(cfg, model, data.loader)[cfg.TEST.RETURN_PATTERN])
+    features = normalise(cfg, extract_features(model, data.loader)[cfg.TEST.RETURN_PATTERN])
     # Spread over the split, whose order is by identity: other people, and other cameras of them.
     chosen = data.query[torch.linspace(0, len(data.query) - 1, queries + 2).round().long()[1:-1]]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]

@@ -30,7 +30,7 @@ def main() -> None:
 
     model = load_model(cfg)
     samples = read_splits(cfg, (arguments.split,))[arguments.split]
-    features = extract_features(cfg, model, test_loader(cfg, samples))[arguments.return_pattern]
+    features = extract_features(model, test_loader(cfg, samples))[arguments.return_pattern]
     if arguments.normalise:
         features = normalise(cfg, features)
     temporary = output.with_name(output.name + ".part")

@@ -19,8 +19,6 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from config import MODALITIES, UserError
 from config.cli import run
 from datasets.synthetic import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
