@@ -51,14 +51,14 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    before = random.getstate()
+    before = torch.get_rng_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            yield
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would disturb the GPUs' generators too
+        random.seed(seed)
+        yield
     finally:
-        random.setstate(before)
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -118,8 +118,10 @@ def _loading(cfg: CfgNode, cache: bool) -> dict:
     if workers < 0:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = 0 if cache and cores <= 2 else min(cores, 8)
+    # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
+    # processes.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
-            "pin_memory": torch.cuda.is_available()}
+            "pin_memory": torch.cuda.is_available(), "generator": torch.Generator()}
 
 
 test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test
