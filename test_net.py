@@ -1,8 +1,7 @@
 """Evaluate a checkpoint: python test_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml TEST.WEIGHT best.pth"""
 from config.cli import config_parser, parse, run
-from datasets import read_splits
 from engine.evaluate import as_record, as_table, evaluate, make_test_data
-from engine.load import load_model
+from engine.load import load_model_and_data
 
 
 def main() -> None:
@@ -10,8 +9,7 @@ def main() -> None:
                            "example: python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml "
                            "TEST.WEIGHT runs/Synthetic/DeMo_SDTPS/best.pth")
     _, cfg = parse(parser, weight=True)
-    model = load_model(cfg)
-    splits = read_splits(cfg, ("query", "gallery"))
+    model, splits = load_model_and_data(cfg)
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     print(as_table(as_record(evaluate(cfg, model, test_data))))
 

@@ -13,7 +13,7 @@ from engine.train import BEST, CONFIG, LAST, METRICS, train
 from modeling import make_model
 from modeling.pretrained import load_pretrained
 
-RUN_FILES = (CONFIG, METRICS, LAST, BEST)
+RESULTS = (METRICS, LAST, BEST)
 
 logger = logging.getLogger("train_net")
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Raise `UserError` where the folder holds a run that must not be lost."""
-    earlier = [name for name in RUN_FILES if (output / name).exists()]
+    earlier = [name for name in RESULTS if (output / name).exists()]
     if earlier and not overwrite:
         raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0]}); choose another OUTPUT_DIR or pass "
                         "--overwrite to replace it.")
@@ -60,7 +60,7 @@ def make_output(output: Path) -> Path:
     """The run's folder, without the files of an earlier run. Raises `UserError` where it cannot be made."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for file in (file for name in (*RUN_FILES, "log.txt", "events.out.tfevents.*") for file in output.glob(name)):
+        for file in (file for name in (*RESULTS, CONFIG, "log.txt", "events.out.tfevents.*") for file in output.glob(name)):
             file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None

@@ -1,5 +1,6 @@
 """Values that are each possible but make no sense together, or ask for what is not there yet."""
 import difflib
+import re
 
 from yacs.config import CfgNode
 
@@ -67,7 +68,7 @@ def _check_device(cfg: CfgNode) -> None:
     if device in ("auto", "cpu"):
         return
     kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index.isdigit() or device == "cuda"):
+    if kind != "cuda" or not (re.fullmatch("[0-9]{1,3}", index) or device == "cuda"):
         raise UserError(f"MODEL.DEVICE is {device!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …")
 
 

@@ -1,5 +1,6 @@
 """What every command shares: the flags for a configuration, and how a user's mistake is told."""
 import argparse
+import re
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from config.common import UserError
 from config.load import load_cfg
 from config.schema import KEYS
 
+NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all without it) with defaults, and exit"
 
 
@@ -36,8 +38,9 @@ def parse(parser: argparse.ArgumentParser, *, weight: bool = False) -> tuple[arg
     """Arguments and the checked configuration; with `weight`, a --weight flag stands for the key TEST.WEIGHT."""
     if weight:
         parser.add_argument("--weight", metavar="W", help="checkpoint (the same as the key TEST.WEIGHT)")
-    arguments = parser.parse_intermixed_args()
-    opts = list(arguments.opts)
+    # argparse takes a value such as -1e-4 for a flag, unless a space comes before it; the configuration strips it.
+    arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in sys.argv[1:]])
+    opts = [word.strip() for word in arguments.opts]
     if weight and arguments.weight:
         opts += ["TEST.WEIGHT", arguments.weight]
     return arguments, load_cfg(arguments.config_file, opts)

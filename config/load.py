@@ -12,6 +12,9 @@ from config.common import UserError
 from config.schema import KEYS, Key
 
 SCHEMA = {key.name: key for key in KEYS}
+SECTIONS = {key.name.rpartition(".")[0] for key in KEYS}
+TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list",
+              tuple: "a list", dict: "a section", type(None): "nothing"}
 
 
 def get_cfg() -> CfgNode:
@@ -68,22 +71,24 @@ def _flatten(content: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
+        elif value is None and f"{prefix}{name}" in SECTIONS:
+            continue  # a section whose keys are all commented out
         else:
             yield f"{prefix}{name}", value
 
 
 def _set(cfg: CfgNode, name: str, value: object, source: str) -> None:
     if name not in SCHEMA:
-        # A misspelt leaf in the right section and a right leaf in no section are both near a valid key.
-        near = (difflib.get_close_matches(name.upper(), SCHEMA, n=1, cutoff=0.5)
-                or [key for key in SCHEMA if key.split(".")[-1] == name.split(".")[-1].upper()])
+        # A right leaf in a wrong section or none is nearer than a key that only looks alike.
+        near = ([key for key in SCHEMA if key.split(".")[-1] == name.split(".")[-1].upper()]
+                or difflib.get_close_matches(name.upper(), SCHEMA, n=1, cutoff=0.5))
         hint = f"the nearest valid key is {near[0]}" if near else "config/schema.py lists the valid ones"
         raise UserError(f"Unknown key {name!r} in {source}; {hint}.")
     key = SCHEMA[name]
     value = _coerce(key, value, source)
     if isinstance(key.allowed, tuple) and value not in key.allowed:
-        raise UserError(f"{name} in {source} is {value!r}, but it must be one of "
-                        f"{', '.join(map(repr, key.allowed))}{_nearest(value, key.allowed)}.")
+        raise UserError(f"{name} in {source} is {value!r}, but it must be "
+                        f"{' or '.join(map(repr, key.allowed))}{_nearest(value, key.allowed)}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{name} in {source} is {value!r}, but it must be {key.allowed_text}.")
     *sections, leaf = name.split(".")
@@ -101,14 +106,25 @@ def _coerce(key: Key, value: object, source: str) -> object:
     if kind is str and isinstance(value, bool) and isinstance(key.allowed, tuple):
         # YAML reads an unquoted on, off, yes or no as a boolean.
         value = next((text for text in key.allowed if yaml.safe_load(text) is value), value)
+    if kind is bool and isinstance(value, str):
+        # The command line takes what a file may say: true, yes, on.
+        value = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(value.lower(), value)
     if kind is float and type(value) is int:
-        value = float(value)
+        value = _to_float(value)
     if kind in (list, tuple) and isinstance(value, list | tuple):
         value = kind(value)
     if type(value) is not kind:
-        raise UserError(f"{key.name} in {source} is {value!r}, a {type(value).__name__}, but it must be a "
-                        f"{kind.__name__} like {key.default!r} ({key.description}).")
+        found = TYPE_NAMES.get(type(value), type(value).__name__)
+        raise UserError(f"{key.name} in {source} is {value!r} ({found}), but it must be {TYPE_NAMES[kind]} such as "
+                        f"{key.default!r}; it is: {key.description}.")
     return value
+
+
+def _to_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")  # which the key's own test then judges
 
 
 def _literal(text: str, keep_text: bool) -> object:

@@ -3,6 +3,7 @@
 The names and, where they are not bound to one machine, the defaults are DeMo's, so that DeMo's own YAML files load.
 A key that DeMo has but that nothing reads any more is kept with the description "not used".
 """
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,12 +23,16 @@ ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
 
 
+def finite(value) -> bool:
+    return math.isfinite(value)
+
+
 def positive(value) -> bool:
-    return value > 0
+    return 0 < value < math.inf
 
 
 def not_negative(value) -> bool:
-    return value >= 0
+    return 0 <= value < math.inf
 
 
 def ratio(value) -> bool:
@@ -39,11 +44,11 @@ def probability(value) -> bool:
 
 
 def size(value) -> bool:
-    return len(value) == 2 and all(isinstance(side, int) and side > 0 for side in value)
+    return len(value) == 2 and all(type(side) is int and side > 0 for side in value)
 
 
 def three_numbers(value) -> bool:
-    return len(value) == 3 and all(isinstance(number, int | float) for number in value)
+    return len(value) == 3 and all(type(number) in (int, float) and finite(number) for number in value)
 
 
 def three_positive_numbers(value) -> bool:
@@ -54,7 +59,7 @@ POSITIVE = (positive, "greater than 0")
 NOT_NEGATIVE = (not_negative, "0 or greater")
 RATIO = (ratio, "in (0, 1]")
 PROBABILITY = (probability, "in [0, 1]")
-SIZE = (size, "[height, width] in whole pixels")
+SIZE = (size, "two whole numbers of pixels [vertical, horizontal]")
 
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
@@ -76,7 +81,7 @@ KEYS = (
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *PROBABILITY),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view"),
-    Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding"),
+    Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", finite, "a finite number"),
     Key("MODEL.FROZEN", False, "keep the trunk's weights fixed"),
     Key("MODEL.PROMPT", False, "MambaPro's prompts: not part of DeMo"),
     Key("MODEL.ADAPTER", False, "MambaPro's adapters: not part of DeMo"),
@@ -123,7 +128,7 @@ KEYS = (
         ("softmax_triplet",)),
     Key("DATALOADER.NUM_INSTANCE", 16, "pictures per identity in a batch", *POSITIVE),
 
-    Key("SOLVER.SEED", 1111, "seed of everything random", *NOT_NEGATIVE),
+    Key("SOLVER.SEED", 1111, "seed of everything random", lambda value: 0 <= value < 2**32, "in [0, 2^32)"),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
     Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE", *POSITIVE),

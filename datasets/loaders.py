@@ -69,6 +69,9 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     needed = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
+    if len(by_identity) < 2:
+        raise UserError("The training split has a single identity, and the triplet loss needs at least two; add pictures of "
+                        "others.")
     if len(by_identity) < needed:
         raise UserError(f"The training split has {len(by_identity)} identities, but a batch needs {needed} "
                         "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor
-from tqdm import tqdm
 
 from config import UserError
+from config.progress import progress
 from datasets.base import Sample
 
 MAX_LISTED = 50
@@ -27,7 +27,7 @@ def verify(samples: Iterable[Sample]) -> None:
     """Decode every picture once. Raises one `UserError` that lists all files that cannot be read."""
     paths = sorted({path for sample in samples for path in sample.paths})
     with ThreadPoolExecutor() as pool:
-        errors = [error for error in tqdm(pool.map(_error_of, paths), "verifying pictures", len(paths), unit="picture")
+        errors = [error for error in progress(pool.map(_error_of, paths), "verifying pictures", len(paths), unit="picture")
                   if error]
     if errors:
         rest = f"\n  … and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
@@ -39,7 +39,7 @@ def decode_all(samples: Sequence[Sample]) -> list[tuple[torch.Tensor, ...]]:
     """The decoded pictures of every sample, to be kept in memory. Raises `UserError`."""
     with ThreadPoolExecutor() as pool:
         triplets = pool.map(lambda sample: tuple(map(decode, sample.paths)), samples)
-        return list(tqdm(triplets, "reading pictures", len(samples), unit="triplet", leave=False))
+        return list(progress(triplets, "reading pictures", len(samples), unit="triplet"))
 
 
 def _error_of(path: str) -> str | None:

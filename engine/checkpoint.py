@@ -1,6 +1,5 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import UserError
-from modeling.weights import from_demo, is_demo
+from modeling.weights import LOAD_ERRORS, from_demo, is_demo
 
 MAX_NAMED = 3
 CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
@@ -47,11 +46,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
                         "runs/RGBNT201/DeMo_SDTPS/best.pth.")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+    except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
     content = content if isinstance(content, Mapping) else {}
     weights = content.get("model", content)
+    weights = weights if isinstance(weights, Mapping) else {}
     weights = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     if is_demo(weights):
         weights = from_demo(weights)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 from yacs.config import CfgNode
 
 from config import RETURN_PATTERNS
+from config.progress import progress
 from datasets import READERS, Sample
 from datasets.loaders import batches, test_loader
 from engine.metrics import Ranking, evaluate_ranking
@@ -52,7 +52,7 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
     was_training = model.training
     model.eval()
     parts = {pattern: [] for pattern in RETURN_PATTERNS}
-    for images, _, cameras in tqdm(batches(loader), "extracting features", len(loader), unit="batch", leave=False):
+    for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         for pattern, feature in model.patterns(images, cameras.to(device)).items():
             parts[pattern].append(feature.cpu())

@@ -1,17 +1,20 @@
-"""A trained model from a configuration and its TEST.WEIGHT: what every command after training begins with."""
+"""A trained model and the data to use it on: what every command after training begins with."""
+from collections.abc import Sequence
+
 from yacs.config import CfgNode
 
 from config import UserError
+from datasets import Sample, read_splits
 from engine.checkpoint import load_weights, read_checkpoint
 from engine.runtime import choose_device, set_seed
 from modeling import DeMo, make_model
 
 
-def load_model(cfg: CfgNode) -> DeMo:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device.
+def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")) -> tuple[DeMo, dict[str, list[Sample]]]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and samples by split.
 
     The numbers of identities and cameras come from the checkpoint, so the training split is not needed. Raises
-    `UserError` for weights that are missing or do not fit.
+    `UserError` for weights or data that are missing or do not fit each other.
     """
     if not cfg.TEST.WEIGHT:
         raise UserError("No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as "
@@ -21,4 +24,9 @@ def load_model(cfg: CfgNode) -> DeMo:
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, model, checkpoint)
-    return model.eval().to(device)
+    found = read_splits(cfg, splits)
+    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
+    if model.trunk.camera_embedding is not None and cameras > len(model.trunk.camera_embedding):
+        raise UserError(f"The weights {checkpoint.path} know {len(model.trunk.camera_embedding)} cameras, but "
+                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
+    return model.eval().to(device), found

@@ -50,14 +50,15 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
         if not len(features) == len(ids) == len(places):
             raise ValueError(f"{len(features)} features have {len(ids)} identities and {len(places)} cameras or scenes.")
 
-    precisions, first_ranks = [], []
-    for part in _chunks(len(query_features), len(gallery_features)):
+    precisions, first_ranks = [torch.zeros(0, dtype=torch.double)], [torch.zeros(0, dtype=torch.long)]
+    for part in _chunks(len(query_features), len(gallery_features)) if len(gallery_features) else ():
         same_id = query_ids[part, None] == gallery_ids[None, :]
         kept = ~left_out(query_ids[part], gallery_ids, query_places[part], gallery_places)
         average, first = _score(squared_distances(query_features[part], gallery_features), same_id & kept, kept)
         precisions.append(average)
         first_ranks.append(first)
-    if not precisions or not len(found := torch.cat(precisions)):
+    found = torch.cat(precisions)
+    if not len(found):
         raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
                         "nothing to score; check the identities and cameras of the test split.")
     hits = torch.bincount(torch.cat(first_ranks).clamp(max=max_rank + 1), minlength=max_rank + 2)

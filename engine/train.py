@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 from yacs.config import CfgNode
 
 from config import UserError
+from config.progress import progress
 from datasets.loaders import batches
 from engine.checkpoint import save_checkpoint
 from engine.evaluate import TestData, as_record, as_table, evaluate
@@ -93,7 +93,7 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision
     device = next(model.parameters()).device
     model.train()
     meter = Meter()
-    bar = tqdm(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", len(loader), unit="batch", leave=False)
+    bar = progress(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", len(loader), unit="batch")
     for iteration, (images, labels, cameras) in enumerate(bar, start=1):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         labels = labels.to(device, non_blocking=True)

@@ -1,5 +1,4 @@
 """Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 
 from config import UserError
 from modeling.trunk import Trunk
-from modeling.weights import Weights, clip_to_timm
+from modeling.weights import LOAD_ERRORS, Weights, clip_to_timm
 
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
@@ -79,7 +78,7 @@ def read_weights(path: Path) -> Weights:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         return _tensors(_read_torch(path))
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError):
+    except (*LOAD_ERRORS, SafetensorError):
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no TorchScript archive, state dict or safetensors file (or it is "
                         "damaged or cut short); give another file.") from None
 
@@ -91,7 +90,7 @@ def _listed(names: list[str]) -> str:
 def _read_torch(path: Path) -> Mapping:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError):  # a TorchScript archive: torch.load refuses it without running code
+    except LOAD_ERRORS:  # a TorchScript archive: torch.load refuses it without running code
         return torch.jit.load(path, map_location="cpu").state_dict()
 
 

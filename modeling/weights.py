@@ -1,10 +1,14 @@
 """Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (spec 2)."""
+import pickle
 import re
 from collections.abc import Mapping
 
 import torch
 
 Weights = dict[str, torch.Tensor]
+
+LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+"""What torch.load raises for files that are damaged or of another kind: unpickling random bytes fails in many ways."""
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"
 """A key that only DeMo's CLIP trunk has; its ImageNet trunk has timm's names."""

@@ -1,8 +1,10 @@
 """Shared by all tests."""
 import os
+import shutil
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # The tests import the project from its root and its own helpers from tests/, installed or not.
@@ -10,3 +12,20 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def tiny_root(tmp_path_factory):
+    """A DATASETS.ROOT_DIR of 6 + 4 synthetic identities, 8 triplets each, 32×16 pixels; not to be changed by tests."""
+    from tools import make_synthetic
+
+    root = tmp_path_factory.mktemp("data")
+    make_synthetic.main(["--root", str(root), "--identities", "6", "--test_identities", "4", "--images_per_camera", "2",
+                         "--height", "32", "--width", "16", "--workers", "1"])
+    return root
+
+
+@pytest.fixture
+def own_root(tiny_root, tmp_path):
+    """A copy of `tiny_root` that a test may damage."""
+    return Path(shutil.copytree(tiny_root, tmp_path / "own"))

@@ -76,7 +76,7 @@ def test_demos_key_has_demos_default(row):
     if row["key"] not in MACHINE_BOUND:
         expected = literal_eval(row["default"])
         assert ours == expected
-        assert isinstance(ours, type(expected)) or isinstance(ours, float)
+        assert isinstance(ours, type(expected) | float)
 
 
 def test_get_cfg_is_fresh_each_time():
@@ -175,8 +175,7 @@ def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path):
     assert (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED, cfg.SOLVER.EVAL_PERIOD) == (9, 5, 1)
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("False", False), ("True", True)])
+@pytest.mark.parametrize(("text", "expected"), [("False", False), ("True", True)])
 def test_switches_on_the_command_line(text, expected):
     assert load_cfg(None, ["MODEL.USE_SDTPS", text]).MODEL.USE_SDTPS is expected
 

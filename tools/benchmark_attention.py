@@ -6,9 +6,9 @@ import statistics
 import time
 
 import torch
-from tqdm import tqdm
 
 from config.cli import config_parser, parse, run
+from config.progress import progress
 from engine.runtime import autocast, choose_device
 from modeling.trunk import Trunk
 
@@ -38,7 +38,7 @@ def main() -> None:
     cases = [(name, plain_on) for name in PRECISIONS for plain_on in ((), (device.type,))]
     seconds = {case: [] for case in cases}
     # Taken in turns, so that a busy moment of the machine falls on all of them.
-    for _ in tqdm(range(arguments.repeats + 1), "measuring", unit="round", leave=False):
+    for _ in progress(range(arguments.repeats + 1), "measuring", unit="round"):
         for name, plain_on in cases:
             trunk.plain_attention_on = plain_on
             seconds[name, plain_on].append(step(PRECISIONS[name]))

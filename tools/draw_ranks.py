@@ -7,9 +7,8 @@ from yacs.config import CfgNode
 
 from config import UserError
 from config.cli import config_parser, parse, run
-from datasets import read_splits
 from engine.evaluate import TestData, extract_features, make_test_data, normalise, place_name
-from engine.load import load_model
+from engine.load import load_model_and_data
 from engine.metrics import left_out, squared_distances
 from modeling import DeMo
 
@@ -24,8 +23,7 @@ def main() -> None:
     arguments, cfg = parse(parser, weight=True)
     if arguments.queries < 1:
         raise UserError(f"--queries is {arguments.queries}, but it must be 1 or more.")
-    model = load_model(cfg)
-    splits = read_splits(cfg, ("query", "gallery"))
+    model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     print(draw_ranks(cfg, model, data, arguments.output, arguments.queries))
 

@@ -8,10 +8,10 @@ from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
 from config.cli import config_parser, parse, run
-from datasets import Sample, read_splits
+from datasets import Sample
 from datasets.loaders import TripletDataset, collate
 from datasets.transforms import test_transform
-from engine.load import load_model
+from engine.load import load_model_and_data
 from modeling import DeMo
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
@@ -25,8 +25,8 @@ def main() -> None:
     arguments, cfg = parse(parser, weight=True)
     if arguments.samples < 1:
         raise UserError(f"--samples is {arguments.samples}, but it must be 1 or more.")
-    model = load_model(cfg)
-    print(draw_tokens(cfg, model, read_splits(cfg, ("query",))["query"], arguments.output, arguments.samples))
+    model, splits = load_model_and_data(cfg, ("query",))
+    print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:

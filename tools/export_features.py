@@ -9,10 +9,10 @@ import numpy as np
 
 from config import RETURN_PATTERNS, UserError
 from config.cli import config_parser, parse, run
-from datasets import SPLITS, read_splits
+from datasets import SPLITS
 from datasets.loaders import test_loader
 from engine.evaluate import extract_features, normalise
-from engine.load import load_model
+from engine.load import load_model_and_data
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
     if output.suffix != ".npz" or not output.parent.is_dir():
         raise UserError(f"--output {output} must be an .npz file in a folder that exists.")
 
-    model = load_model(cfg)
-    samples = read_splits(cfg, (arguments.split,))[arguments.split]
+    model, splits = load_model_and_data(cfg, (arguments.split,))
+    samples = splits[arguments.split]
     features = extract_features(model, test_loader(cfg, samples))[arguments.return_pattern]
     if arguments.normalise:
         features = normalise(cfg, features)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from config import MODALITIES, UserError
 from config.cli import run
+from config.progress import progress
 from datasets.synthetic import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
 
 FOLDER, MARKER, MASKS = "RGBNT201", "synthetic.json", "MASK"
@@ -154,7 +154,7 @@ def write(target: Path, recipe: dict, identities: list[Identity], options: argpa
                  for index, identity in enumerate(identities)]
         triplets = dict.fromkeys(SPLITS, 0)
         drawn = draw_all(tasks, options.workers)
-        for split, written in tqdm(drawn, total=len(tasks), desc="drawing", unit="identity", disable=None):
+        for split, written in progress(drawn, "drawing", len(tasks), unit="identity"):
             triplets[split] += written
         (fresh / MARKER).write_text(json.dumps({**recipe, "triplets": triplets}, indent=2) + "\n")
         if target.exists():

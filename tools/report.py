@@ -6,9 +6,8 @@ from draw_ranks import draw_ranks
 from draw_tokens import draw_tokens
 
 from config.cli import config_parser, parse, run
-from datasets import read_splits
 from engine.evaluate import as_table, make_test_data
-from engine.load import load_model
+from engine.load import load_model_and_data
 from engine.train import LAST
 
 
@@ -21,8 +20,7 @@ def main() -> None:
     cfg.defrost()
     cfg.TEST.WEIGHT = str(output / LAST)
     cfg.freeze()
-    model = load_model(cfg)
-    splits = read_splits(cfg, ("query", "gallery"))
+    model, splits = load_model_and_data(cfg)
     drawn = {"training curves": draw_curves(records, output / PICTURE),
              "rank lists": draw_ranks(cfg, model, make_test_data(cfg, splits["query"], splits["gallery"]),
                                       output / "ranks.png")}

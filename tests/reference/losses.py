@@ -1,0 +1,30 @@
+"""The losses one sample and one pair at a time (spec 7)."""
+import torch
+
+
+def batch_hard_triplet_loss(features, labels, margin=None):
+    """Farthest positive against nearest negative of every sample; soft margin where `margin` is None."""
+    losses = []
+    for anchor, label in zip(features, labels, strict=True):
+        positives, negatives = [], []
+        for other, other_label in zip(features, labels, strict=True):
+            if other is not anchor:
+                (positives if other_label == label else negatives).append(_distance(anchor, other))
+        gap = max(positives) - min(negatives)
+        losses.append(torch.log(1 + torch.exp(gap)) if margin is None else torch.clamp(gap + margin, min=0))
+    return sum(losses) / len(losses)
+
+
+def label_smoothed_cross_entropy(scores, labels, smoothing):
+    """-Σ target · log softmax(scores), targets (1 - ε)·onehot + ε/K."""
+    losses = []
+    for row, label in zip(scores, labels, strict=True):
+        log_total = torch.log(torch.exp(row).sum())
+        for k, score in enumerate(row):
+            target = smoothing / len(row) + (1 - smoothing if k == label else 0)
+            losses.append(target * (log_total - score))
+    return sum(losses) / len(scores)
+
+
+def _distance(first, second):
+    return torch.sqrt(torch.clamp(((first - second) ** 2).sum(), min=1e-12))
