@@ -36,7 +36,7 @@ def check_cfg(cfg: CfgNode) -> None:
 def _check_batch(cfg: CfgNode) -> None:
     batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     if batch % instances:
-        nearest = max(1, round(batch / instances)) * instances
+        nearest = max(2, round(batch / instances)) * instances
         raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "
                         f"set it to a multiple such as {nearest}.")
     if batch == instances:

@@ -396,7 +396,6 @@ def test_keys_that_do_not_exist_are_told(command):
 
 def test_negative_values_pass_the_command_line(command, tmp_path):
     for value in ("-1", "-0.5", "-1e-4"):
-        # BUG for -1e-4 (config/cli.py, parse): argparse takes it for a flag and prints its usage.
         _, _, stderr = command(train_net.main, *words_for(tmp_path, "SOLVER.BASE_LR", value))
         assert stderr.startswith(ONE_LINE + "SOLVER.BASE_LR") and "greater than 0" in stderr
 
@@ -483,7 +482,6 @@ def test_fails_for_an_output_that_is_a_file(fails, tiny_root, tmp_path):
 
 
 def test_fails_for_a_seed_that_torch_cannot_take(fails, tiny_root):
-    # BUG (config/schema.py, SOLVER.SEED): no upper bound; torch.manual_seed raises ValueError.
     assert "SOLVER.SEED" in fails(train_net.main, *words_for(tiny_root, "SOLVER.SEED", str(10**30)))
 
 
@@ -513,8 +511,6 @@ def test_fails_for_weights_that_do_not_exist(fails, tiny_root, tmp_path):
     assert str(tmp_path / "none.pth") in said and "do not exist" in said
 
 
-# BUG for b"these are no weights" (engine/checkpoint.py, read_checkpoint): the unpickler raises IndexError, which is not
-# among the exceptions there; the same in modeling/pretrained.py, read_weights, for MODEL.PRETRAIN_PATH_T.
 @pytest.mark.parametrize("content", [b"", b"these are no weights", bytes(range(256)) * 40, b"PK\x03\x04 cut short"])
 def test_fails_for_a_file_that_holds_no_weights(fails, tiny_root, tmp_path, content):
     path = tmp_path / "random.pth"
@@ -529,7 +525,6 @@ def test_fails_for_weights_that_are_cut_short(fails, tiny_root, small_weights):
 
 @pytest.mark.parametrize("content", [{"a": torch.zeros(3)}, {"model": {"a": 3}}, [1, 2], {"model": [1]}, 3], ids=repr)
 def test_fails_for_other_things_that_torch_loads(fails, tiny_root, tmp_path, content):
-    # BUG for {'model': [1]} (engine/checkpoint.py, read_checkpoint): `weights.items()` of what is no mapping.
     path = tmp_path / "other.pth"
     torch.save(content, path)
     said = fails(test_net.main, *words_for(tiny_root, "--weight", path))
@@ -559,7 +554,6 @@ def test_fails_for_weights_of_another_data_set(fails, tiny_root, tmp_path):
 
 
 def test_fails_for_fewer_cameras_than_the_data_has(fails, tiny_root, tmp_path):
-    # BUG (engine/load.py): the checkpoint's cameras are not compared with the data's; indexing the embedding fails.
     cfg = load_cfg(CONFIG, words_for(tiny_root)[2:])
     torch.save({"model": make_model(cfg, 6, 2).state_dict()}, tmp_path / "two.pth")
     assert "camera" in fails(test_net.main, *words_for(tiny_root, "--weight", tmp_path / "two.pth"))

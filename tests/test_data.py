@@ -535,7 +535,6 @@ def test_too_few_identities_for_a_batch_are_told(tiny_root):
 def test_advice_for_too_few_identities_can_be_followed(tiny_root):
     cfg = config(tiny_root)
     samples = [sample for sample in read_splits(cfg, ("train",))["train"] if sample.identity == 1]
-    # BUG (datasets/loaders.py, train_loader): with one identity it advises a batch of one identity, which check.py refuses.
     assert "to at most 4" not in message_of(train_loader, cfg, samples)
 
 

@@ -107,7 +107,6 @@ def test_queries_without_a_match_are_left_out_of_the_means():
     assert torch.equal(found.cmc, expected.cmc)
 
 
-# BUG for "no gallery" (engine/metrics.py, _score): hits[:, -1] of nothing is an IndexError.
 @pytest.mark.parametrize("same", ["identities differ", "cameras are the same", "no queries", "no gallery"])
 def test_no_query_with_a_match_is_told(same):
     case = list(random_case(0, queries=6, gallery=10, places=2))
