@@ -133,8 +133,6 @@ KEYS = (
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
     Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE", *POSITIVE),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the trunk", *POSITIVE),
-    Key("SOLVER.TRUNK_LR", -1.0, "learning rate of the trunk; -1: 5e-6 for CLIP's, 0.8 BASE_LR for others",
-        lambda value: value == -1 or value >= 0, "-1 or 0 or greater"),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
     Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *PROBABILITY),

@@ -52,7 +52,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     content = content if isinstance(content, Mapping) else {}
     weights = content.get("model", content)
     weights = weights if isinstance(weights, Mapping) else {}
-    weights = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    weights = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if is_demo(weights):
         weights = from_demo(weights)
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]

@@ -1,4 +1,6 @@
 """Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
+import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,8 +38,7 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
                      for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
     expected = trunk.vit.state_dict()
     resized = []
-    if "pos_embed" in found and "pos_embed" in expected and found["pos_embed"].shape != expected["pos_embed"].shape \
-            and found["pos_embed"].shape[-1] == expected["pos_embed"].shape[-1]:
+    if "pos_embed" in found and not _has_grid(found["pos_embed"], trunk.grid_size):
         found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
         resized.append("pos_embed")
     fitting = {name: tensor.float() for name, tensor in found.items()
@@ -52,12 +53,19 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
             f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}")
 
 
+def _has_grid(position: torch.Tensor, grid: tuple[int, int]) -> bool:
+    """Whether a position embedding is one of this grid; as many positions as a square has are taken for that square's."""
+    patches = position.shape[1] - 1
+    side = math.isqrt(max(0, patches))
+    return grid == (side, side) if side * side == patches else patches == grid[0] * grid[1]
+
+
 def resize_position(position: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """Position embedding (1, 1 + side², C) of a square grid → (1, 1 + rows·columns, C): plain bilinear, class apart.
 
     Raises `UserError` where the positions are not those of a square grid and a class token.
     """
-    side = round((position.shape[1] - 1) ** 0.5)
+    side = math.isqrt(position.shape[1] - 1)
     if side * side != position.shape[1] - 1:
         raise UserError(f"The pretrained position embedding has {position.shape[1]} entries, which are no square grid and a "
                         "class token; give other weights.")
@@ -88,17 +96,20 @@ def _listed(names: list[str]) -> str:
 
 
 def _read_torch(path: Path) -> Mapping:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except LOAD_ERRORS:  # a TorchScript archive: torch.load refuses it without running code
-        return torch.jit.load(path, map_location="cpu").state_dict()
+    with warnings.catch_warnings():  # of TorchScript being old, which is no matter of the user's
+        warnings.simplefilter("ignore")
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except LOAD_ERRORS:  # a TorchScript archive: torch.load refuses it without running code
+            return torch.jit.load(path, map_location="cpu").state_dict()
 
 
 def _tensors(content: Mapping) -> Weights:
     for key in CONTAINERS:
         if isinstance(content.get(key), Mapping):
             content = content[key]
-    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in content.items()
+            if isinstance(name, str) and isinstance(value, torch.Tensor)}
 
 
 def _from_hub(transformer_type: str) -> Weights:

@@ -36,16 +36,23 @@ def straight_through_mask(score: torch.Tensor, hard: torch.Tensor, tau: float) -
     return hard + (soft - soft.detach())
 
 
+def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C); zeros where S is 0.
+
+    In float32 under autocast too: the small gradients of a softmax drown in half precision.
+    """
+    with torch.autocast(tokens.device.type, enabled=False):
+        return logits.float().softmax(dim=-1) @ tokens.float()
+
+
 def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """Masked softmax over the selected tokens: tokens (B, S, C), logits (B, A, S), decision (B, S) → (B, A, C).
+    """Masked aggregation of the selected tokens (B, S, C) by logits (B, A, S) and decisions (B, S) → (B, A, C).
 
     A decision D enters as log D: 0 where it is 1 and -inf where it is 0, which is the usual mask, but with the
     derivative 1/D = 1 at a selected token. Subtracting (1 - D)·1e10 is equal forward and multiplies the
-    straight-through gradient by 1e10 (spec 4). Float32 because the small gradients of a softmax drown in half precision.
+    straight-through gradient by 1e10 (spec 4).
     """
-    with torch.autocast(tokens.device.type, enabled=False):
-        weights = (logits.float() + decision.float().log().unsqueeze(-2)).softmax(dim=-1)
-        return weights @ tokens.float()
+    return softmax_mean(tokens, logits.float() + decision.float().log().unsqueeze(-2))
 
 
 class TokenSparse(nn.Module):
@@ -70,8 +77,7 @@ class TokenSparse(nn.Module):
         score = self.score(tokens, own, others)
         order = score.detach().argsort(dim=-1, descending=True, stable=True)
         ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
-        rest = score.gather(1, order)[:, keep:].softmax(dim=-1)
-        extra = rest.unsqueeze(1) @ ordered[:, keep:].float()  # with nothing dropped an empty sum: zeros
+        extra = softmax_mean(ordered[:, keep:], score.gather(1, order)[:, keep:].unsqueeze(1))
 
         decision = torch.zeros_like(score).scatter(1, order[:, :keep], 1.0)
         if self.use_gumbel and self.training:
@@ -100,7 +106,7 @@ class MultiModalSDTPS(nn.Module):
     `embed_dim` is C, `num_patches` N; `beta` weighs the guidance, `gumbel_tau` is the temperature of the
     straight-through softmax, `dim_ratio` the hidden width of the aggregation's MLP over C.
 
-    Raises `ValueError` for a ratio outside (0, 1], or where no aggregated token would remain.
+    Raises `ValueError` for a ratio outside (0, 1], a temperature not above 0, or where no aggregated token would remain.
     """
 
     def __init__(self, embed_dim: int = 512, num_patches: int = 128, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -109,6 +115,8 @@ class MultiModalSDTPS(nn.Module):
         for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
             if not 0 < value <= 1:
                 raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
+        if gumbel_tau <= 0:
+            raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
         out_tokens = int(num_patches * aggr_ratio * sparse_ratio)
         if out_tokens < 1:
             raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "

@@ -1,13 +1,15 @@
 """Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (spec 2)."""
 import pickle
 import re
+import struct
 from collections.abc import Mapping
 
 import torch
 
 Weights = dict[str, torch.Tensor]
 
-LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, struct.error,
+               pickle.UnpicklingError)
 """What torch.load raises for files that are damaged or of another kind: unpickling random bytes fails in many ways."""
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"
@@ -44,8 +46,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    # Only CLIP's trunk has a norm before the blocks.
-    is_clip = "trunk.vit.norm_pre.weight" in state_dict
+    is_clip = f"trunk.vit.{CLIP_PROJECTION[1]}" in state_dict  # other trunks have no projection
     return dict(_to_demo(name, tensor, is_clip) for name, tensor in state_dict.items())
 
 
@@ -109,6 +110,6 @@ def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch
         return f"{stem}.{rest}", tensor
     if name.startswith("heads."):
         _, head, part, rest = name.split(".", 3)
-        suffix = next(suffix for suffix, known in HEAD_NAMES.items() if known == head)
-        return f"{part}{suffix}.{rest}", tensor
+        suffixes = [suffix for suffix, known in HEAD_NAMES.items() if known == head]
+        return (f"{part}{suffixes[0]}.{rest}" if suffixes else name), tensor
     return name, tensor

@@ -350,8 +350,8 @@ def test_truncated_file(kind, kept, tmp_path):
     assert "damaged" in text and str(path) in text
 
 
-# Fails: torch.load meets some files from before torch 1.6 (no zip) that are cut short with an IndexError or a
-# struct.error, which modeling/pretrained.py, read_weights, does not turn into a UserError.
+# Fails: torch.load meets some files from before torch 1.6 (no zip) that are cut short with a struct.error, which is not
+# among LOAD_ERRORS (modeling/weights.py).
 def test_state_dict_of_old_truncated_anywhere(tmp_path):
     path = tmp_path / "w.pth"
     save_torch_before_zip({"norm.weight": torch.ones(3)}, path)
@@ -373,7 +373,6 @@ def test_truncated_torchscript(archive):
     assert "damaged" in load_error(path)
 
 
-# Fails: modeling/pretrained.py, _tensors, asks content.get of whatever the file holds, an AttributeError.
 @pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)]], ids=["tensor", "list"])
 def test_file_that_holds_no_mapping(content, tmp_path):
     torch.save(content, tmp_path / "w.pth")
