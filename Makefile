@@ -21,7 +21,7 @@ $(INSTALLED): setup.py constraints.txt
 	@touch $@
 
 demo: setup
-	$(PY) tools/make_synthetic.py --root data/synthetic
+	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) tools/report.py $(DEMO)
 

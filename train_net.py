@@ -38,7 +38,7 @@ def main() -> None:
     loader = train_loader(cfg, splits["train"])
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 
-    # Whatever the user may have got wrong has been found by now: only here is anything written or replaced.
+    # Only now, with the input checked, is anything written or replaced.
     output = make_output(Path(cfg.OUTPUT_DIR))
     (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):

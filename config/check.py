@@ -4,7 +4,7 @@ import re
 
 from yacs.config import CfgNode
 
-from config.common import UserError
+from config.common import CLIP_TRUNK, UserError
 
 NOT_THERE_YET = {
     "MODEL.HDM": (False, "HDM"),
@@ -15,8 +15,9 @@ NOT_THERE_YET = {
     "MODEL.IF_WITH_CENTER": ("no", "the center loss"),
     "TEST.RE_RANKING": ("no", "re-ranking"),
 }
+VIT_MODULES = ("vision_transformer", "deit")
+"""timm's modules of plain Vision Transformers; modeling/trunk.py refuses those among them that do not fit."""
 NOT_PART = {"MODEL.PROMPT": "prompts", "MODEL.ADAPTER": "adapters"}
-CLIP_TRUNK = "ViT-B-16"
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -56,8 +57,9 @@ def _check_grid(cfg: CfgNode) -> None:
     if name != CLIP_TRUNK:
         import timm  # a slow import, needed only to know the names
 
-        if name not in timm.list_models(module="vision_transformer"):
-            near = difflib.get_close_matches(name, [CLIP_TRUNK, *timm.list_models(module="vision_transformer")], n=1)
+        known = [model for module in VIT_MODULES for model in timm.list_models(module=module)]
+        if name not in known:
+            near = difflib.get_close_matches(name, [CLIP_TRUNK, *known], n=1)
             hint = f"; the nearest known is {near[0]!r}" if near else ""
             raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_TRUNK!r} or a VisionTransformer of "
                             f"timm such as 'vit_base_patch16_224'{hint}.")

@@ -24,6 +24,17 @@ class _PrintKeys(argparse.Action):
         parser.exit()
 
 
+def positive_int(text: str) -> int:
+    """A flag's value as a whole number above 0, for argparse."""
+    value = int(text)
+    if not 0 < value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0, or far too large")
+    return value
+
+
+positive_int.__name__ = "whole number"  # which argparse shows where int() fails
+
+
 def config_parser(description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser with --config_file, --keys and the KEY VALUE pairs that override the file."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)

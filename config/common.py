@@ -7,6 +7,10 @@ RETURN_PATTERNS = (1, 2, 3)
 """Features at evaluation: 1 original, 2 enhanced, 3 both (spec 6)."""
 
 
+CLIP_TRUNK = "ViT-B-16"
+"""MODEL.TRANSFORMER_TYPE of CLIP's image tower; any other value is a name of timm's."""
+
+
 class UserError(Exception):
     """A mistake in what the user gave (configuration, data, weights), told in one sentence that names the thing,
     what is wrong with it and what to do. Commands print it without a stack trace and exit with code 2."""

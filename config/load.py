@@ -1,5 +1,6 @@
 """From a YAML file and KEY VALUE pairs to a checked configuration. Every mistake is a `UserError` of one sentence."""
 import difflib
+import json
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def load_cfg(config_file: str | Path | None = None, opts: Sequence[str] = ()) ->
     Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an impossible value.
     """
     cfg = get_cfg()
-    if config_file:
+    if config_file is not None:
         for name, value in _flatten(_read_yaml(Path(config_file))):
             _set(cfg, name, value, str(config_file))
     if len(opts) % 2:
@@ -54,17 +55,22 @@ def load_cfg(config_file: str | Path | None = None, opts: Sequence[str] = ()) ->
 def _read_yaml(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        json.dumps(content, default=str)  # walks the whole of it: a section that holds itself ends here
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The configuration {path} cannot be read ({getattr(error, 'strerror', None) or error}); "
                         "give --config_file an existing YAML file such as configs/RGBNT201/DeMo_SDTPS.yml.") from None
+    except (RecursionError, ValueError):
+        raise UserError(f"The configuration {path} has a section that holds itself (a YAML alias); correct it there.") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise UserError(f"The configuration {path} is not valid YAML{line}: "
                         f"{getattr(error, 'problem', None) or error}; correct it there.") from None
-    if not isinstance(content or {}, dict):
+    if content is None:  # an empty file
+        content = {}
+    if not isinstance(content, dict):
         raise UserError(f"The configuration {path} holds no KEY: value pairs; see configs/ for examples.")
-    return content or {}
+    return content
 
 
 def _flatten(content: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:

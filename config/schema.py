@@ -43,6 +43,10 @@ def probability(value) -> bool:
     return 0 <= value <= 1
 
 
+def below_one(value) -> bool:
+    return 0 <= value < 1
+
+
 def size(value) -> bool:
     return len(value) == 2 and all(type(side) is int and side > 0 for side in value)
 
@@ -59,6 +63,7 @@ POSITIVE = (positive, "greater than 0")
 NOT_NEGATIVE = (not_negative, "0 or greater")
 RATIO = (ratio, "in (0, 1]")
 PROBABILITY = (probability, "in [0, 1]")
+BELOW_ONE = (below_one, "in [0, 1)")
 SIZE = (size, "two whole numbers of pixels [vertical, horizontal]")
 
 KEYS = (
@@ -76,9 +81,9 @@ KEYS = (
         *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),
     Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's trunk",
-        *PROBABILITY),
-    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk's MLPs; not for CLIP's trunk", *PROBABILITY),
-    Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *PROBABILITY),
+        *BELOW_ONE),
+    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk's MLPs; not for CLIP's trunk", *BELOW_ONE),
+    Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view"),
     Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", finite, "a finite number"),
@@ -105,7 +110,7 @@ KEYS = (
     Key("MODEL.METRIC_LOSS_TYPE", "triplet", "loss of the features", ("triplet",)),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
-    Key("MODEL.IF_WITH_CENTER", "no", "center loss", YES_NO),
+    Key("MODEL.IF_WITH_CENTER", "no", "center loss (not there yet)", YES_NO),
 
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the pictures in training", *SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the pictures in evaluation; as in training", *SIZE),
@@ -135,7 +140,7 @@ KEYS = (
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the trunk", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
-    Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *PROBABILITY),
+    Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *BELOW_ONE),
     Key("SOLVER.WEIGHT_DECAY", 0.0001, "weight decay", *NOT_NEGATIVE),
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
@@ -146,8 +151,8 @@ KEYS = (
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
-    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the center loss", *POSITIVE),
-    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *NOT_NEGATIVE),
+    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the center loss (not there yet)", *POSITIVE),
+    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss (not there yet)", *NOT_NEGATIVE),
     Key("SOLVER.STEPS", (40, 70), UNUSED),
     Key("SOLVER.GAMMA", 0.1, UNUSED),
     Key("SOLVER.WARMUP_FACTOR", 0.01, UNUSED),

@@ -124,7 +124,7 @@ def _loading(cfg: CfgNode, cache: bool) -> dict:
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
     # processes.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
-            "pin_memory": torch.cuda.is_available(), "generator": torch.Generator()}
+            "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(), "generator": torch.Generator()}
 
 
 test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test

@@ -11,6 +11,7 @@ from config.progress import progress
 from datasets.base import Sample
 
 MAX_LISTED = 50
+ADVICE = "; replace it or remove its triplet."
 
 
 def decode(path: str) -> torch.Tensor:
@@ -18,9 +19,9 @@ def decode(path: str) -> torch.Tensor:
     try:
         with Image.open(path) as picture:
             return pil_to_tensor(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
-        reason = "it is empty" if "cannot identify" in str(error) and _is_empty(path) else error
-        raise UserError(f"The picture {path} cannot be read ({reason}); replace it or remove its triplet.") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else error)
+        raise UserError(f"The picture {path} cannot be read ({reason}){ADVICE}") from None
 
 
 def verify(samples: Iterable[Sample]) -> None:
@@ -46,7 +47,7 @@ def _error_of(path: str) -> str | None:
     try:
         decode(path)
     except UserError as error:
-        return str(error).split(";")[0].removeprefix("The picture ")
+        return str(error).removeprefix("The picture ").removesuffix(ADVICE)
     return None
 
 

@@ -44,9 +44,8 @@ class IdentityBatchSampler:
         return batches
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
+        if len(indices) < self.instances:
+            return [[indices[i] for i in torch.randint(len(indices), (self.instances,), generator=generator)]]
         order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
-        if len(order) < self.instances:
-            drawn = torch.randint(len(order), (self.instances - len(order),), generator=generator)
-            order += [order[i] for i in drawn]
         return [order[start:start + self.instances]
                 for start in range(0, len(order) - self.instances + 1, self.instances)]

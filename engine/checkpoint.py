@@ -1,5 +1,4 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import UserError
+from config.files import written_whole
 from modeling.weights import LOAD_ERRORS, from_demo, is_demo
 
 MAX_NAMED = 3
@@ -30,9 +30,8 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **st
     """Write weights, and what `state` holds besides, through a temporary file."""
     content = {"model": model.state_dict(), "num_class": model.num_class, "camera_num": model.camera_num,
                "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
-    temporary = path.with_name(path.name + ".part")
-    torch.save(content, temporary)
-    os.replace(temporary, path)
+    with written_whole(path) as temporary:
+        torch.save(content, temporary)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -53,13 +52,17 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     weights = content.get("model", content)
     weights = weights if isinstance(weights, Mapping) else {}
     weights = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    cameras = content.get("camera_num")
     if is_demo(weights):
         weights = from_demo(weights)
-    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
+    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
         raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors"
                         f"{_first(sorted(weights))}); give a checkpoint that train_net.py wrote, or one of DeMo.")
-    cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
+    if CAMERAS in weights and weights[CAMERAS].ndim:
+        cameras = len(weights[CAMERAS])
+    elif not isinstance(cameras, int):
+        cameras = 1
     return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"))
 
 

@@ -1,4 +1,5 @@
 """Evaluation: features of every image once, then the ranking of each return pattern (spec 6, 9)."""
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config import RETURN_PATTERNS
+from config import RETURN_PATTERNS, UserError
 from config.progress import progress
 from datasets import READERS, Sample
 from datasets.loaders import batches, test_loader
@@ -35,7 +36,16 @@ class TestData:
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
-    """The distinct samples of query and gallery, which are the same pictures in some data sets."""
+    """The distinct samples of query and gallery, which are the same pictures in some data sets.
+
+    Raises `UserError` where no query has a match, and, where pictures are kept in memory, for one that cannot be read.
+    """
+    places = defaultdict(set)
+    for sample in gallery:
+        places[sample.identity].add(getattr(sample, place_name(cfg)))
+    if not any(places[sample.identity] - {getattr(sample, place_name(cfg))} for sample in query):
+        raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
+                        f"identity with another {place_name(cfg)}), so nothing can be scored; check the test split.")
     place = {sample: index for index, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(place)
     return TestData(samples, torch.tensor([place[s] for s in query]), torch.tensor([place[s] for s in gallery]),
@@ -46,7 +56,8 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]:
     """Features of the loader's samples by return pattern, (samples, D) float32 on the CPU; one pass of the network.
 
-    Always in float32, as the reference evaluates: bfloat16 moved Rank-1 by a point on the synthetic pedestrians.
+    Always in float32, as the reference evaluates: bfloat16 moved Rank-1 by a point on the synthetic pedestrians. Raises
+    `UserError` for features that are not finite, which would be ranked all the same.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -57,7 +68,11 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
         for pattern, feature in model.patterns(images, cameras.to(device)).items():
             parts[pattern].append(feature.cpu())
     model.train(was_training)
-    return {pattern: torch.cat(features) for pattern, features in parts.items()}
+    features = {pattern: torch.cat(features) for pattern, features in parts.items()}
+    if not all(feature.isfinite().all() for feature in features.values()):
+        raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
+                        "weights, or train with a lower SOLVER.BASE_LR.")
+    return features
 
 
 def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:

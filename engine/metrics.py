@@ -44,13 +44,15 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     if (query_scenes is None) != (gallery_scenes is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
     query_places, gallery_places = (query_cams, gallery_cams) if query_scenes is None else (query_scenes, gallery_scenes)
+    device = query_features.device
     query_ids, query_places, gallery_ids, gallery_places = (
-        torch.as_tensor(labels) for labels in (query_ids, query_places, gallery_ids, gallery_places))
+        torch.as_tensor(labels, device=device) for labels in (query_ids, query_places, gallery_ids, gallery_places))
     for features, ids, places in ((query_features, query_ids, query_places), (gallery_features, gallery_ids, gallery_places)):
         if not len(features) == len(ids) == len(places):
             raise ValueError(f"{len(features)} features have {len(ids)} identities and {len(places)} cameras or scenes.")
 
-    precisions, first_ranks = [torch.zeros(0, dtype=torch.double)], [torch.zeros(0, dtype=torch.long)]
+    precisions = [torch.zeros(0, dtype=torch.double, device=device)]
+    first_ranks = [torch.zeros(0, dtype=torch.long, device=device)]
     for part in _chunks(len(query_features), len(gallery_features)) if len(gallery_features) else ():
         same_id = query_ids[part, None] == gallery_ids[None, :]
         kept = ~left_out(query_ids[part], gallery_ids, query_places[part], gallery_places)
@@ -63,7 +65,7 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
                         "nothing to score; check the identities and cameras of the test split.")
     hits = torch.bincount(torch.cat(first_ranks).clamp(max=max_rank + 1), minlength=max_rank + 2)
     cmc = hits[1:max_rank + 1].cumsum(0).double() / len(found)
-    return Ranking(cmc.float(), float(found.mean()))
+    return Ranking(cmc.float().cpu(), float(found.mean()))
 
 
 def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_places: torch.Tensor,

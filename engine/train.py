@@ -2,7 +2,6 @@
 import json
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from config import UserError
+from config.files import written_whole
 from config.progress import progress
 from datasets.loaders import batches
 from engine.checkpoint import save_checkpoint
@@ -105,7 +105,7 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision
         scaler.step(optimizer)
         scaler.update()
         meter.update(loss, outputs[0], labels)
-        if iteration % cfg.SOLVER.LOG_PERIOD == 0:
+        if iteration == 1 or iteration % cfg.SOLVER.LOG_PERIOD == 0:
             means = meter.means()
             _check_finite(means["loss"], epoch)
             bar.set_postfix_str(f"loss {means['loss']:.3f}, accuracy {means['accuracy']:.1%}, "
@@ -127,9 +127,8 @@ def _check_finite(loss: float, epoch: int) -> None:
 def _report(records: list[dict], output: Path, board: SummaryWriter) -> None:
     """The last record to metrics.json (written whole), TensorBoard and the log."""
     record = records[-1]
-    temporary = output / (METRICS + ".part")
-    temporary.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, output / METRICS)
+    with written_whole(output / METRICS) as temporary:
+        temporary.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     for pattern, values in record["patterns"].items():
         for name, value in values.items():
             board.add_scalar(f"pattern_{pattern}/{name}", value, record["epoch"])

@@ -9,8 +9,8 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import UserError
+from config.common import CLIP_TRUNK
 
-CLIP = "ViT-B-16"
 CLIP_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
 CLIP_WIDTH = 512
 """Width of CLIP's joint space, which its projection maps every token to."""
@@ -38,7 +38,7 @@ class Trunk(nn.Module):
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
-        self.is_clip = cfg.MODEL.TRANSFORMER_TYPE == CLIP
+        self.is_clip = cfg.MODEL.TRANSFORMER_TYPE == CLIP_TRUNK
         self.vit = _build_clip(cfg) if self.is_clip else _build_timm(cfg)
         self.width = CLIP_WIDTH if self.is_clip else self.vit.embed_dim
         self.grid_size = self.vit.patch_embed.grid_size
@@ -53,11 +53,15 @@ class Trunk(nn.Module):
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
+    def _choose_attention(self, device: torch.device) -> None:
+        for module in self.vit.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = device.type not in self.plain_attention_on
+
     def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         vit = self.vit
-        for block in vit.blocks:
-            block.attn.fused_attn = images.device.type not in self.plain_attention_on
+        self._choose_attention(images.device)
         patches = vit.patch_embed(images)
         class_token = vit.cls_token.expand(len(images), -1, -1)
         if self.camera_embedding is not None:

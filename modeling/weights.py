@@ -15,7 +15,7 @@ LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeErr
 CLIP_MARK = "BACKBONE.base.conv1.weight"
 """A key that only DeMo's CLIP trunk has; its ImageNet trunk has timm's names."""
 
-# DeMo's CLIP trunk (below BACKBONE.base.) and timm's, both as regular expression and as replacement.
+# Parts of names in DeMo's CLIP trunk (below BACKBONE.base.) and in timm's.
 CLIP_NAMES = (
     ("conv1.", "patch_embed.proj."),
     ("class_embedding", "cls_token"),
@@ -71,9 +71,8 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         return CLIP_PROJECTION[0], tensor.T.contiguous()
     if name in ("cls_token", "pos_embed"):
         tensor = tensor.squeeze(0).squeeze(0) if name == "cls_token" else tensor.squeeze(0)
-    # Backwards, because "norm." must be tried after the more particular "norm_pre." and ".norm1.".
     for theirs, ours in CLIP_NAMES:
-        if ours == "norm." and not name.startswith("norm."):
+        if ours == "norm." and not name.startswith("norm."):  # the final norm, not one inside a block
             continue
         name = name.replace(ours, theirs, 1)
     return name, tensor

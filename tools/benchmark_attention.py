@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from config.cli import config_parser, parse, run
+from config.cli import config_parser, parse, positive_int, run
 from config.progress import progress
 from engine.runtime import autocast, choose_device
 from modeling.trunk import Trunk
@@ -17,8 +17,8 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 def main() -> None:
     parser = config_parser("Seconds of a forward and backward of the trunk, fused and plain attention side by side.")
-    parser.add_argument("--batch", type=int, default=96, metavar="N", help="images (default: 96)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="steps; the median counts (default: 5)")
+    parser.add_argument("--batch", type=positive_int, default=96, metavar="N", help="images (default: 96)")
+    parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="steps; the median counts (default: 5)")
     arguments, cfg = parse(parser)
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)

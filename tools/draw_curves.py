@@ -7,6 +7,7 @@ from figures import plt, save
 
 from config import RETURN_PATTERNS, UserError
 from config.cli import run
+from config.files import check_output_file
 from engine.evaluate import PATTERN_NAMES
 from engine.train import METRICS
 
@@ -18,16 +19,21 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
     parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{PICTURE}")
     arguments = parser.parse_args()
-    print(draw_curves(read_records(arguments.run), arguments.output or arguments.run / PICTURE))
+    records = read_records(arguments.run)
+    print(draw_curves(records, check_output_file(arguments.output or arguments.run / PICTURE, ".png")))
 
 
 def read_records(folder: Path) -> list[dict]:
     """The records of a run's metrics.json. Raises `UserError` where there is none."""
     try:
         records = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(f"The run {folder} has no readable {METRICS}; train first, or give the OUTPUT_DIR of a training.") \
-            from None
+        for record in records:
+            _ = record["epoch"], [record["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS]
+    except (OSError, ValueError, LookupError, TypeError):
+        records = []
+    if not records:
+        raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
+                        "training.")
     return records
 
 

@@ -5,12 +5,11 @@ import torch
 from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, save
 from yacs.config import CfgNode
 
-from config import UserError
-from config.cli import config_parser, parse, run
+from config.cli import config_parser, parse, positive_int, run
+from config.files import check_output_file
 from engine.evaluate import TestData, extract_features, make_test_data, normalise, place_name
 from engine.load import load_model_and_data
 from engine.metrics import left_out, squared_distances
-from modeling import DeMo
 
 BEST = 10
 
@@ -19,18 +18,22 @@ def main() -> None:
     parser = config_parser(f"Draw queries and their best {BEST} gallery triplets in all three modalities; hits have a green "
                            "frame, misses a red one.")
     parser.add_argument("--output", type=Path, default=Path("ranks.png"), metavar="X.png", help="default: ranks.png")
-    parser.add_argument("--queries", type=int, default=4, metavar="N", help="queries, spread over the split (default: 4)")
+    parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
+                        help="queries, spread over the split (default: 4)")
     arguments, cfg = parse(parser, weight=True)
-    if arguments.queries < 1:
-        raise UserError(f"--queries is {arguments.queries}, but it must be 1 or more.")
+    check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    print(draw_ranks(cfg, model, data, arguments.output, arguments.queries))
+    features = extract_features(model, data.loader)[cfg.TEST.RETURN_PATTERN]
+    print(draw_ranks(cfg, features, data, arguments.output, arguments.queries))
 
 
-def draw_ranks(cfg: CfgNode, model: DeMo, data: TestData, path: Path, queries: int = 4) -> Path:
-    """A row per query: the query, then its best gallery samples after the protocol has left out its own."""
-    features = normalise(cfg, extract_features(model, data.loader)[cfg.TEST.RETURN_PATTERN])
+def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:
+    """A row per query: the query, then its best gallery samples after the protocol has left out its own.
+
+    features (samples, D) of the test data.
+    """
+    features = normalise(cfg, features)
     # Spread over the split, whose order is by identity: other people, and other cameras of them.
     chosen = data.query[torch.linspace(0, len(data.query) - 1, queries + 2).round().long()[1:-1]]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]

@@ -7,7 +7,8 @@ from figures import hide_ticks, np, pictures, plt, save
 from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
-from config.cli import config_parser, parse, run
+from config.cli import config_parser, parse, positive_int, run
+from config.files import check_output_file
 from datasets import Sample
 from datasets.loaders import TripletDataset, collate
 from datasets.transforms import test_transform
@@ -21,10 +22,10 @@ DROPPED, OPACITY = (96, 88, 148), 0.75
 def main() -> None:
     parser = config_parser("Draw triplets beside the patches that SDTPS keeps of them; the others are covered.")
     parser.add_argument("--output", type=Path, default=Path("tokens.png"), metavar="X.png", help="default: tokens.png")
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="triplets, spread over the split (default: 8)")
+    parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
+                        help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser, weight=True)
-    if arguments.samples < 1:
-        raise UserError(f"--samples is {arguments.samples}, but it must be 1 or more.")
+    check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg, ("query",))
     print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 

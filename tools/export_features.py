@@ -2,13 +2,13 @@
 
     python tools/export_features.py --config_file F --weight W --return_pattern 3 --split gallery --output X.npz
 """
-import os
 from pathlib import Path
 
 import numpy as np
 
-from config import RETURN_PATTERNS, UserError
+from config import RETURN_PATTERNS
 from config.cli import config_parser, parse, run
+from config.files import check_output_file, written_whole
 from datasets import SPLITS
 from datasets.loaders import test_loader
 from engine.evaluate import extract_features, normalise
@@ -24,20 +24,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="X.npz", help="the file to write")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     arguments, cfg = parse(parser, weight=True)
-    output = arguments.output
-    if output.suffix != ".npz" or not output.parent.is_dir():
-        raise UserError(f"--output {output} must be an .npz file in a folder that exists.")
+    output = check_output_file(arguments.output, ".npz")
 
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     features = extract_features(model, test_loader(cfg, samples))[arguments.return_pattern]
     if arguments.normalise:
         features = normalise(cfg, features)
-    temporary = output.with_name(output.name + ".part")
-    with open(temporary, "wb") as file:  # an open file, because numpy would add .npz to the name
+    # An open file, because numpy would add .npz to a name.
+    with written_whole(output) as temporary, open(temporary, "wb") as file:
         np.savez(file, features=features.numpy(), ids=np.array([s.identity for s in samples]),
                  cams=np.array([s.camera for s in samples]), paths=np.array([s.paths for s in samples]))
-    os.replace(temporary, output)
     print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
 
 

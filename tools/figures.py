@@ -1,5 +1,4 @@
 """What the drawing tools share: pictures as arrays, frames, and figures written whole."""
-import os
 from pathlib import Path
 
 import matplotlib
@@ -7,6 +6,7 @@ import numpy as np
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
+from config.files import written_whole
 from datasets import Sample
 from datasets.pictures import decode
 
@@ -35,9 +35,7 @@ def hide_ticks(axis: plt.Axes) -> None:
 
 def save(figure: plt.Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all, and close it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
-    os.replace(temporary, path)
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
     plt.close(figure)
     return path

@@ -10,7 +10,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import MODALITIES
-from config.cli import config_parser, parse, run
+from config.cli import config_parser, parse, positive_int, run
 from modeling import make_model
 
 # One operation per number of the result; and what only moves or compares numbers.
@@ -22,8 +22,8 @@ PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "heads": "heads (tr
 
 def main() -> None:
     parser = config_parser("Print the trainable parameters and GMACs of one triplet, per part and in total.")
-    parser.add_argument("--num_class", type=int, default=171, help="training identities (default: 171, as RGBNT201)")
-    parser.add_argument("--camera_num", type=int, default=4, help="cameras (default: 4)")
+    parser.add_argument("--num_class", type=positive_int, default=171, help="training identities (default: 171, as RGBNT201)")
+    parser.add_argument("--camera_num", type=positive_int, default=4, help="cameras (default: 4)")
     arguments, cfg = parse(parser)
     model = make_model(cfg, arguments.num_class, arguments.camera_num).eval()
     parameters = count_parameters(model)

@@ -6,7 +6,7 @@ from draw_ranks import draw_ranks
 from draw_tokens import draw_tokens
 
 from config.cli import config_parser, parse, run
-from engine.evaluate import as_table, make_test_data
+from engine.evaluate import as_record, as_table, extract_features, make_test_data, rank_features
 from engine.load import load_model_and_data
 from engine.train import LAST
 
@@ -21,16 +21,18 @@ def main() -> None:
     cfg.TEST.WEIGHT = str(output / LAST)
     cfg.freeze()
     model, splits = load_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    features = extract_features(model, data.loader)
+    # Scored here rather than read from the records, so that table and pictures are of the same weights.
+    record = as_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / PICTURE),
-             "rank lists": draw_ranks(cfg, model, make_test_data(cfg, splits["query"], splits["gallery"]),
-                                      output / "ranks.png")}
+             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
     if model.sdtps:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
 
     untrained = records[0]["patterns"] if records[0]["epoch"] == 0 else None
-    print(f"\n{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {len(splits['query'])} queries, epoch {records[-1]['epoch']} "
-          f"of {cfg.SOLVER.MAX_EPOCHS}, in percent")
-    print(as_table(records[-1]["patterns"], untrained))
+    print(f"\n{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {len(splits['query'])} queries, {cfg.TEST.WEIGHT}, in percent")
+    print(as_table(record, untrained))
     print()
     for what, path in drawn.items():
         print(f"{what + ':':18}{path}")

@@ -1,0 +1,27 @@
+"""Files that a command writes: checked before the work, written whole or not at all."""
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from config.common import UserError
+
+
+def check_output_file(path: Path, suffix: str) -> Path:
+    """`path`, where a file with this suffix can be written (its folder may have yet to be made). Raises `UserError`."""
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
+    return path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` (whose folder is made) that takes its place at the end, and is removed where something fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
