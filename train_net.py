@@ -43,7 +43,7 @@ def main() -> None:
     (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
-        logger.log(logging.INFO if cfg.MODEL.PRETRAIN_PATH_T else logging.WARNING, report)
+        logger.info(report)
         train(cfg, model.to(device), loader, test_data, output)
         logger.info("the run is in %s", output)
 

@@ -17,7 +17,7 @@ def check_output_file(path: Path, suffix: str) -> Path:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` (whose folder is made) that takes its place at the end, and is removed where something fails."""
+    """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     try:

@@ -26,11 +26,11 @@ CONTAINERS = ("model", "state_dict")
 def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     """Fill the trunk from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
 
-    Returns a report: how many tensors were loaded, resized and left at random. Raises `UserError` for a source that
-    cannot be read and for one of which nothing fits.
+    Returns a report, a warning where it has to be: how many tensors were loaded, resized and left at random. Raises
+    `UserError` for a source that cannot be read and for one of which nothing fits.
     """
     if not source:
-        return "MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
+        return "WARNING: MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
     found = _from_hub(transformer_type) if source == "hub" else read_weights(Path(source))
     if any(name.startswith(CLIP_PREFIX) for name in found):
         # OpenAI's archive also holds the text tower, which has other names.
@@ -38,7 +38,7 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
                      for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
     expected = trunk.vit.state_dict()
     resized = []
-    if "pos_embed" in found and not _has_grid(found["pos_embed"], trunk.grid_size):
+    if "pos_embed" in found and found["pos_embed"].ndim == 3 and not _has_grid(found["pos_embed"], trunk.grid_size):
         found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
         resized.append("pos_embed")
     fitting = {name: tensor.float() for name, tensor in found.items()
@@ -49,7 +49,8 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
                         "give weights of this trunk, 'hub', or '' for random ones.")
     missing = sorted(expected.keys() - fitting.keys())
     trunk.vit.load_state_dict(fitting, strict=False)
-    return (f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
+    warning = "WARNING: incomplete " if missing else ""
+    return (f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
             f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}")
 
 

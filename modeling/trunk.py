@@ -89,16 +89,23 @@ def _build_timm(cfg: CfgNode) -> VisionTransformer:
     has_one_prefix_token = isinstance(vit, VisionTransformer) and vit.cls_token is not None \
         and vit.num_prefix_tokens == 1
     if not has_one_prefix_token or vit.pos_embed is None or vit.no_embed_class:
-        raise UserError(f"MODEL.TRANSFORMER_TYPE is {model.TRANSFORMER_TYPE!r}, whose tokens are not exactly a class token "
-                        "and the patches with one learned position each; choose another such as 'vit_base_patch16_224'.")
+        raise _unfit(model.TRANSFORMER_TYPE)
     return vit
+
+
+def _unfit(name: str) -> UserError:
+    return UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not exactly a class token and the patches with one "
+                     "learned position each; choose another such as 'vit_base_patch16_224'.")
 
 
 def _create(cfg: CfgNode, name: str, **kwargs) -> VisionTransformer:
     height, width = cfg.INPUT.SIZE_TRAIN
-    vit = timm.create_model(
-        name, pretrained=False, num_classes=0, global_pool="", img_size=(height, width), dynamic_img_size=False,
-        embed_layer=partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE)), **kwargs)
+    try:
+        vit = timm.create_model(
+            name, pretrained=False, num_classes=0, global_pool="", img_size=(height, width), dynamic_img_size=False,
+            embed_layer=partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE)), **kwargs)
+    except (AssertionError, TypeError) as error:  # a variant that asks for other arguments than a plain one
+        raise _unfit(name) from error
     patch = vit.patch_embed.patch_size
     if min(vit.patch_embed.grid_size) < 1:
         raise UserError(f"INPUT.SIZE_TRAIN is {[height, width]}, smaller than one patch of {name} ({patch[0]}×{patch[1]}); "

@@ -577,6 +577,39 @@ def test_a_failed_export_leaves_no_file(fails, own_root, small_weights, tmp_path
     assert not list(tmp_path.glob("x.npz*"))
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--num_class", "0"), ("--camera_num", "-5"), ("--num_class", "many"),
+                                             ("--camera_num", "99999999999")])
+def test_profile_refuses_what_is_no_count(command, flag, value):
+    code, stdout, stderr = command(profile_flops.main, "--config_file", CONFIG, f"{flag}={value}")
+    assert code == 2 and not stdout and flag in stderr and value in stderr and "Traceback" not in stderr
+
+
+def test_fails_for_weights_that_are_not_finite(fails, tiny_root, small_weights, tmp_path):
+    content = torch.load(small_weights, weights_only=True)
+    content["model"]["trunk.vit.norm.weight"].fill_(torch.nan)
+    torch.save(content, tmp_path / "nan.pth")
+    assert "not finite" in fails(test_net.main, *words_for(tiny_root, "--weight", tmp_path / "nan.pth"))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '[{"epoch": 1}]', '[{"epoch": 1, "patterns": {"1": {"mAP": 0.5}}}]', "[1",
+                                     "3"])
+def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, content):
+    from tools import draw_curves
+
+    (tmp_path / "metrics.json").write_text(content)
+    code, _, stderr = command(draw_curves.main, "--run", tmp_path)
+    assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_training_without_matches_ends_before_it_begins(fails, own_root):
+    for modality in MODALITIES:
+        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
+            if "_cam1_" not in path.name:
+                path.unlink()
+    assert "has a match in the gallery" in fails(train_net.main, *words_for(own_root))
+
+
 def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):
     for modality in MODALITIES:
         for path in (own_root / "RGBNT201" / "test" / modality).iterdir():

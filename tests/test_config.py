@@ -335,3 +335,9 @@ def test_a_section_without_keys_is_no_unknown_key(tmp_path):
     """All of a section commented out, as one does in an experiment."""
     cfg = load_cfg(write(tmp_path, "MODEL:\n  # USE_SDTPS: True\nSOLVER:\n  SEED: 3"))
     assert cfg.SOLVER.SEED == 3 and not cfg.MODEL.USE_SDTPS
+
+
+def test_a_section_that_holds_itself_is_told(tmp_path):
+    path = tmp_path / "own.yml"
+    path.write_text("MODEL: &model {X: *model}")
+    assert "holds itself" in error(path, [])

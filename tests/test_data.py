@@ -245,6 +245,14 @@ def test_a_short_identity_is_filled_with_its_own_samples():
     assert any(len(set(group)) < 3 for group in seen)
 
 
+def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "large.jpg"
+    Image.new("RGB", (64, 64)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses twice as many
+    with pytest.raises(UserError, match=r"large\.jpg"):
+        decode(str(path))
+
+
 def test_the_remainder_is_another_one_every_epoch():
     sampler = IdentityBatchSampler([0] * 5 + [1] * 5, batch_size=8, instances=4, seed=0)
     left_out = {frozenset(range(10)) - {index for batch in epoch_of(sampler, epoch) for index, _ in batch}

@@ -196,3 +196,22 @@ def test_image_smaller_than_a_patch(size):
 def test_stride_larger_than_the_patch(stride):
     with pytest.raises(UserError, match=r"MODEL\.STRIDE_SIZE"):
         Trunk(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
+
+
+def small_pictures(name):
+    return load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]"])
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_18x2_224"])
+def test_other_vision_transformers_run(name):
+    """DeiT has a module of its own in timm; the blocks of the other have their attention deeper inside."""
+    trunk = Trunk(small_pictures(name), 2)
+    tokens, class_token = trunk(draw(0, (32, 16)), torch.tensor([0, 1, 0]))
+    assert tokens.shape == (3, 2, trunk.vit.embed_dim) and class_token.shape == (3, trunk.vit.embed_dim)
+    assert {module.fused_attn for module in trunk.modules() if hasattr(module, "fused_attn")} == {False}  # on a CPU
+
+
+@pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_deits_with_other_tokens_are_refused(name):
+    with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'"):
+        Trunk(small_pictures(name), 2)
