@@ -100,9 +100,10 @@ def _read_torch(path: Path) -> Mapping:
     with warnings.catch_warnings():  # of TorchScript being old, which is no matter of the user's
         warnings.simplefilter("ignore")
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except LOAD_ERRORS:  # a TorchScript archive: torch.load refuses it without running code
-            return torch.jit.load(path, map_location="cpu").state_dict()
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except LOAD_ERRORS:  # a TorchScript archive, which newer torch.load refuses and older passes on
+            content = torch.jit.load(path, map_location="cpu")
+    return content.state_dict() if isinstance(content, torch.jit.ScriptModule) else content
 
 
 def _tensors(content: Mapping) -> Weights:
