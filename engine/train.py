@@ -88,7 +88,8 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
     return records
 
 
-def _train_epoch(cfg: CfgNode, model: DeMo, loader, optimizer, scaler, precision, epoch: int) -> dict[str, float]:
+def _train_epoch(cfg: CfgNode, model: DeMo, loader: DataLoader, optimizer: torch.optim.Optimizer,
+                 scaler: torch.amp.GradScaler, precision: torch.dtype | None, epoch: int) -> dict[str, float]:
     """One pass over the loader → loss, accuracy, lr of the fastest group, seconds."""
     device = next(model.parameters()).device
     model.train()
