@@ -30,3 +30,21 @@ def tiny_root(tmp_path_factory):
 def own_root(tiny_root, tmp_path):
     """A copy of `tiny_root` that a test may damage."""
     return Path(shutil.copytree(tiny_root, tmp_path / "own"))
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call a command's `main` in this process as the shell would: → (exit code, stdout, stderr)."""
+    from config.cli import run
+
+    def call(main, *words):
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+        capsys.readouterr()
+        code = 0
+        try:
+            run(main)
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return call

@@ -65,6 +65,7 @@ def error(*arguments):
 
 # Keys and defaults
 
+
 def test_the_table_of_demos_keys_is_whole():
     assert len(DEMO_KEYS) > 70
     assert len({row["key"] for row in DEMO_KEYS}) == len(DEMO_KEYS)

@@ -1,0 +1,64 @@
+"""What the tests of the commands share: their words, their processes, and what they leave behind."""
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from modeling import make_model
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
+SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
+         "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_PERIOD", "1",
+         "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
+COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
+TRUNK_WIDTH = 64
+SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/profile_flops.py", "tools/draw_curves.py",
+           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py")
+ONE_LINE = "error: "
+
+
+def words_for(root, *more, config=CONFIG, small=SMALL):
+    return ["--config_file", str(config), "DATASETS.ROOT_DIR", str(root), *small, *map(str, more)]
+
+
+def processes(folder, *commands):
+    """Run (script, word, …) commands in `folder`, two at a time; all must succeed. → their completed processes."""
+    def one(command):
+        script, *words = map(str, command)
+        done = subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, commands))
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def records_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def without_seconds(records):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def table_of(text):
+    """The numbers of a printed table by pattern."""
+    lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
+    return {line[0]: [float(number) for number in line[2:]] for line in lines}
+
+
+def weights_file(path, cfg, dataset="RGBNT201"):
+    torch.manual_seed(0)
+    torch.save({"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path)
+    return path

@@ -1,0 +1,190 @@
+"""Batches of triplets: the same for any number of processes, with the cache and without."""
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, states, zero_bytes
+
+from config import MODALITIES, UserError
+from datasets import read_splits
+from datasets.base import Sample
+from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, seeded, test_loader, train_loader, use_cache
+from datasets.pictures import decode
+from datasets.transforms import train_transform
+
+
+def test_seeded_draws_the_same_and_restores_both_states():
+    torch.manual_seed(1)
+    random.seed(1)
+    torch_before, random_before = states()
+    drawn = []
+    for _ in range(2):
+        with seeded(42):
+            drawn.append((torch.rand(3).tolist(), random.random()))
+        torch_after, random_after = states()
+        assert torch.equal(torch_after, torch_before) and random_after == random_before
+    assert drawn[0] == drawn[1]
+    with seeded(43):
+        assert torch.rand(3).tolist() != drawn[0][0] and random.random() != drawn[0][1]
+
+
+def test_seeded_restores_after_an_exception():
+    torch_before, random_before = states()
+    with pytest.raises(ZeroDivisionError), seeded(42):
+        torch.rand(3)
+        random.random()
+        raise ZeroDivisionError
+    torch_after, random_after = states()
+    assert torch.equal(torch_after, torch_before) and random_after == random_before
+
+
+def test_seeded_without_a_seed_goes_on_drawing():
+    torch.manual_seed(1)
+    first = torch.rand(3)
+    torch.manual_seed(1)
+    with seeded(None):
+        assert torch.equal(torch.rand(3), first)
+    assert not torch.equal(torch.rand(3), first)
+
+
+def load_epoch(root, *opts, epoch=1):
+    cfg = config(root, "INPUT.RE_PROB", "0.5", *opts)
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    loader.batch_sampler.epoch = epoch
+    return list(batches(loader))
+
+
+def assert_equal_batches(ours, theirs):
+    assert len(ours) == len(theirs) > 1
+    for (images, labels, cameras), (other_images, other_labels, other_cameras) in zip(ours, theirs, strict=True):
+        assert torch.equal(labels, other_labels) and torch.equal(cameras, other_cameras)
+        assert list(images) == list(other_images) == list(MODALITIES)
+        assert all(torch.equal(images[modality], other_images[modality]) for modality in MODALITIES)
+
+
+def test_a_training_batch(tiny_root):
+    cfg = config(tiny_root)
+    by_path = {decode(sample.paths[0]).numpy().tobytes(): sample for sample in read_splits(cfg, ("train",))["train"]}
+    for images, labels, cameras in load_epoch(tiny_root, *PLAIN):
+        assert [(images[modality].dtype, images[modality].shape) for modality in MODALITIES] == [
+            (torch.float32, (8, 3, 32, 16))] * 3
+        assert sorted(Counter(labels.tolist()).values()) == [4, 4]
+        for index in range(8):
+            sample = by_path[bytes(((images["RGB"][index] + 1) * 127.5).round().byte().numpy().tobytes())]
+            assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
+            for modality, path in zip(MODALITIES, sample.paths, strict=True):
+                assert torch.allclose(images[modality][index], (decode(path) / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", "2"], ["DATASETS.CACHE", "no"],
+                                  ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"]], ids=" ".join)
+def test_neither_processes_nor_the_cache_change_a_bit(tiny_root, opts):
+    torch.manual_seed(1)
+    random.seed(1)
+    expected = load_epoch(tiny_root, "DATASETS.CACHE", "yes")
+    torch.manual_seed(2)
+    random.seed(2)
+    assert_equal_batches(load_epoch(tiny_root, *opts), expected)
+
+
+def test_another_seed_or_epoch_gives_other_pictures(tiny_root):
+    ours = load_epoch(tiny_root)
+    for other in (load_epoch(tiny_root, "SOLVER.SEED", "5"), load_epoch(tiny_root, epoch=2)):
+        assert not torch.equal(ours[0][0]["RGB"], other[0][0]["RGB"])
+
+
+def test_epochs_of_one_loader_are_those_of_fresh_ones(tiny_root):
+    """Loading processes live on between epochs, and see the epoch that is set."""
+    cfg = config(tiny_root, "INPUT.RE_PROB", "0.5", "DATALOADER.NUM_WORKERS", "1")
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    for epoch in (1, 2):
+        loader.batch_sampler.epoch = epoch
+        assert_equal_batches(list(batches(loader)), load_epoch(tiny_root, epoch=epoch))
+
+
+@pytest.mark.parametrize("opts", [["INPUT.PROB", "0.5", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.0"],
+                                  ["INPUT.PROB", "0.0", "INPUT.PADDING", "4", "INPUT.RE_PROB", "0.0"],
+                                  ["INPUT.PROB", "0.0", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5"]], ids=" ".join)
+def test_modalities_draw_each_for_itself(tiny_root, opts):
+    """The same picture three times comes out different, by flip, by crop and by erasing alone."""
+    path = str(pictures_of(tiny_root) / FIRST)
+    dataset = TripletDataset([Sample((path,) * 3, 1, 0)], [0], train_transform(config(tiny_root, *opts)), cache=False)
+    triplets = [dataset[0, seed][0] for seed in range(30)]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        different = sum(not torch.equal(images[first], images[second]) for images in triplets)
+        assert different >= 8
+    assert torch.equal(dataset[0, 3][0], triplets[3])
+
+
+def test_evaluation_takes_all_samples_in_order(tiny_root):
+    cfg = config(tiny_root, "TEST.IMS_PER_BATCH", "5")
+    samples = read_splits(cfg, ("query",))["query"]
+    loaded = list(batches(test_loader(cfg, samples)))
+    assert [len(labels) for _, labels, _ in loaded] == [5] * 6 + [2]
+    assert torch.cat([labels for _, labels, _ in loaded]).tolist() == [sample.identity for sample in samples]
+    assert torch.cat([cameras for *_, cameras in loaded]).tolist() == [sample.camera for sample in samples]
+    for place, modality in enumerate(MODALITIES):
+        images = torch.cat([images[modality] for images, *_ in loaded])
+        expected = torch.stack([decode(sample.paths[place]) for sample in samples])
+        assert torch.allclose(images, (expected / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+# Slow: after the error each loading process takes 5 s to go when the loader is collected (which may be in a later test).
+@pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"),
+                                               pytest.param(train_loader, "2", marks=pytest.mark.slow)])
+def test_a_damaged_picture_is_one_clean_error(own_root, make, workers):
+    cfg = config(own_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
+    samples = read_splits(cfg, ("train",))["train"]
+    for sample in samples[::2]:  # some of them are in every epoch
+        cut_short(Path(sample.paths[2]))
+    with pytest.raises(UserError) as raised:
+        list(batches(make(cfg, samples)))
+    message = str(raised.value)
+    assert any(sample.paths[2] in message for sample in samples[::2])
+    assert "\n" not in message and "Traceback" not in message and type(raised.value) is UserError
+
+
+def test_a_damaged_picture_is_told_while_the_cache_is_filled(own_root):
+    cfg = config(own_root, "DATASETS.CACHE", "yes")
+    samples = read_splits(cfg, ("train",))["train"]
+    zero_bytes(Path(samples[30].paths[1]))
+    assert samples[30].paths[1] in message_of(train_loader, cfg, samples)
+
+
+def test_too_few_identities_for_a_batch_are_told(tiny_root):
+    cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "32")
+    message = message_of(train_loader, cfg, read_splits(cfg, ("train",))["train"])
+    assert "has 6 identities" in message and "needs 8" in message
+    assert "lower SOLVER.IMS_PER_BATCH to at most 24" in message
+    cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "24")  # what it advises works
+    assert len(train_loader(cfg, read_splits(cfg, ("train",))["train"])) > 0
+
+
+def test_advice_for_too_few_identities_can_be_followed(tiny_root):
+    cfg = config(tiny_root)
+    samples = [sample for sample in read_splits(cfg, ("train",))["train"] if sample.identity == 1]
+    assert "to at most 4" not in message_of(train_loader, cfg, samples)
+
+
+def test_auto_caches_what_fits(tiny_root, monkeypatch):
+    samples = read_splits(config(tiny_root), ("train",))["train"]
+    bytes_needed = 48 * 3 * 3 * 32 * 16
+    assert bytes_needed < CACHE_LIMIT
+    for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
+        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", limit)
+        assert use_cache(config(tiny_root), samples) is fits
+        assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), samples) is True
+        assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), samples) is False
+
+
+def test_cached_pictures_are_not_changed_by_augmentation(tiny_root):
+    cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
+    samples = read_splits(cfg, ("train",))["train"][:2]
+    dataset = TripletDataset(samples, [0, 0], train_transform(cfg), cache=True)
+    for seed in range(10):
+        dataset[1, seed]
+    for cached, path in zip(dataset.pictures[1], samples[1].paths, strict=True):
+        assert np.array_equal(cached.numpy(), decode(path).numpy())

@@ -1,0 +1,58 @@
+"""Decoding and verifying pictures."""
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from triplets import FIRST, a_text, config, cut_short, head_alone, message_of, pictures_of, zero_bytes
+
+from config import UserError
+from datasets import read_splits
+from datasets.pictures import decode, verify
+
+
+@pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
+def test_a_damaged_picture_is_told_by_name(own_root, damage):
+    path = pictures_of(own_root, modality="NI") / FIRST
+    damage(path)
+    message = message_of(decode, str(path))
+    assert message.startswith(f"The picture {path} cannot be read") and "replace it or remove its triplet" in message
+    assert "\n" not in message
+    assert ("it is empty" in message) == (damage is zero_bytes)
+
+
+def test_a_picture_that_has_gone_is_told(tmp_path):
+    assert str(tmp_path / "gone.jpg") in message_of(decode, str(tmp_path / "gone.jpg"))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P"])
+def test_every_kind_of_picture_gets_three_channels(tmp_path, mode):
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (5, 7), (204, 204, 204)).convert(mode, dither=Image.Dither.NONE).save(path)
+    found = decode(str(path))
+    assert found.dtype == torch.uint8 and found.shape == (3, 7, 5)
+    assert (found.int() - 204).abs().max() <= 2
+
+
+def test_verify_lists_all_damaged_pictures_and_no_other(own_root):
+    samples = read_splits(config(own_root), ("train",))["train"]
+    damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
+    for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
+        damage(path)
+    head, *lines = message_of(verify, samples).splitlines()
+    assert head.startswith("3 of 144 pictures") and "replace them or remove their triplets" in head
+    assert len(lines) == 3
+    assert all(any(str(path) in line for line in lines) for path in damaged)
+    assert sum("it is empty" in line for line in lines) == 1
+
+
+def test_verify_is_content_with_whole_pictures(tiny_root):
+    verify([sample for split in read_splits(config(tiny_root)).values() for sample in split])
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "large.jpg"
+    Image.new("RGB", (64, 64)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses twice as many
+    with pytest.raises(UserError, match=r"large\.jpg"):
+        decode(str(path))

@@ -1,0 +1,239 @@
+"""A run from start to end as a user types it, in processes of its own."""
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import (
+    COLUMNS,
+    CONFIG,
+    ONE_LINE,
+    TRUNK_WIDTH,
+    contents,
+    processes,
+    records_of,
+    table_of,
+    without_seconds,
+    words_for,
+)
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import test_net
+import train_net
+from config import RETURN_PATTERNS, load_cfg
+from datasets import SPLITS, read_splits
+from modeling import make_model
+from tools import export_features
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_root, tmp_path_factory):
+    """One training in a process of its own, with another beside it that loads in two processes: → their OUTPUT_DIRs."""
+    folder = tmp_path_factory.mktemp("runs")
+    first, second = folder / "first", folder / "second"
+    processes(folder, ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", first)],
+              ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", second, "DATALOADER.NUM_WORKERS", "2")])
+    return first, second
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_files(trained):
+    for name in ("config.yml", "metrics.json", "last.pth", "best.pth", "log.txt"):
+        assert (trained[0] / name).stat().st_size > 0
+    left = {path.name for path in trained[0].iterdir() if not path.name.startswith("events.out.tfevents.")}
+    assert left == {"config.yml", "metrics.json", "last.pth", "best.pth", "log.txt"}
+
+
+@pytest.mark.slow
+def test_metrics_hold_every_evaluation(trained):
+    records = records_of(trained[0])
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    for record in records:
+        assert list(record["patterns"]) == ["1", "2", "3"]
+        for values in record["patterns"].values():
+            assert list(values) == COLUMNS
+            assert all(0 <= value <= 1 for value in values.values())
+            assert values["mAP"] > 0 and values["Rank-1"] <= values["Rank-5"] <= values["Rank-10"]
+    assert set(records[0]) == {"epoch", "patterns"}
+    for record in records[1:]:
+        assert record["loss"] > 0 and record["lr"] > 0 and record["seconds"] > 0 and 0 <= record["accuracy"] <= 1
+    assert records[0]["patterns"] != records[2]["patterns"]
+
+
+@pytest.mark.slow
+def test_checkpoints_load_without_running_code(trained, tiny_root):
+    cfg = load_cfg(trained[0] / "config.yml")
+    scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained[0])[1:]}
+    for name in ("last.pth", "best.pth"):
+        content = torch.load(trained[0] / name, weights_only=True)
+        assert (content["num_class"], content["camera_num"], content["dataset"]) == (6, 4, "RGBNT201")
+        model = make_model(cfg, 6, 4)
+        model.load_state_dict(content["model"])
+        assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
+        assert content["config"] == (trained[0] / "config.yml").read_text()
+
+
+@pytest.mark.slow
+def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
+    cfg = load_cfg(trained[0] / "config.yml")
+    assert cfg == load_cfg(CONFIG, words_for(tiny_root, "OUTPUT_DIR", trained[0])[2:])
+    assert str(tiny_root) == cfg.DATASETS.ROOT_DIR
+
+
+@pytest.mark.slow
+def test_log_and_tensorboard_tell_what_metrics_tell(trained):
+    log = (trained[0] / "log.txt").read_text()
+    assert "48 train" in log and "RANDOM" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
+    board = EventAccumulator(str(trained[0]))
+    board.Reload()
+    last = records_of(trained[0])[-1]
+    for pattern, values in last["patterns"].items():
+        for name, value in values.items():
+            event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
+            assert (event.step, event.value) == (2, pytest.approx(value, abs=1e-6))
+    assert board.Scalars("train/loss")[-1].value == pytest.approx(last["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_numbers_whatever_the_processes(trained):
+    first, second = map(records_of, trained)
+    assert without_seconds(first) == without_seconds(second)
+    weights = [torch.load(folder / "last.pth", weights_only=True)["model"] for folder in trained]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.fixture(scope="module")
+def drawn(trained, tiny_root, tmp_path_factory):
+    """Everything one does with a finished run, each in a process of its own: name → (stdout, what it wrote)."""
+    folder = tmp_path_factory.mktemp("drawn")
+    weight = trained[0] / "last.pth"
+    shutil.copytree(trained[0], folder / "report")
+    own = ["--config_file", trained[0] / "config.yml", "--weight", weight]
+    commands = {
+        "table": ["test_net.py", *words_for(tiny_root, "TEST.WEIGHT", weight)],
+        "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
+                   "DATALOADER.NUM_WORKERS", "2"],
+        "curves": ["tools/draw_curves.py", "--run", trained[0], "--output", folder / "curves.png"],
+        "ranks": ["tools/draw_ranks.py", *own, "--output", "new/ranks.png", "--queries", "2"],
+        "tokens": ["tools/draw_tokens.py", *own, "--output", folder / "tokens.png", "--samples", "2"],
+        "report": ["tools/report.py", "--config_file", trained[0] / "config.yml", "OUTPUT_DIR", folder / "report"],
+    }
+    done = dict(zip(commands, processes(folder, *commands.values()), strict=True))
+    return folder, {name: process.stdout for name, process in done.items()}
+
+
+@pytest.mark.slow
+def test_the_test_command_prints_the_last_record(trained, drawn):
+    table = table_of(drawn[1]["table"])
+    for pattern, values in records_of(trained[0])[-1]["patterns"].items():
+        assert table[pattern] == [pytest.approx(100 * values[column], abs=0.0501) for column in COLUMNS]
+    assert drawn[1]["table"].splitlines()[0].split() == ["return", "pattern", *COLUMNS]
+
+
+@pytest.mark.slow
+def test_the_runs_own_configuration_tests_the_same(trained, drawn, command):
+    code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth")
+    assert code == 0 and stdout == drawn[1]["table"]
+
+
+@pytest.mark.slow
+def test_other_loading_tests_the_same(trained, drawn, command):
+    code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth",
+                              "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")
+    assert code == 0 and stdout == drawn[1]["table"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("pattern", RETURN_PATTERNS)
+def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split):
+    output = tmp_path / "features.npz"
+    code, stdout, stderr = command(
+        export_features.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth",
+        "--return_pattern", pattern, "--split", split, "--output", output)
+    assert code == 0, stderr
+    samples = read_splits(load_cfg(trained[0] / "config.yml"), (split,))[split]
+    width = {1: 3, 2: 3, 3: 6}[pattern] * TRUNK_WIDTH
+    assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
+    with np.load(output) as found:
+        assert set(found.files) == {"features", "ids", "cams", "paths"}
+        assert found["features"].dtype == np.float32 and found["features"].shape == (len(samples), width)
+        assert np.isfinite(found["features"]).all() and found["features"].std(axis=0).min() > 0
+        assert found["ids"].tolist() == [sample.identity for sample in samples]
+        assert found["cams"].tolist() == [sample.camera for sample in samples]
+        assert found["paths"].tolist() == [list(sample.paths) for sample in samples]
+    assert os.listdir(tmp_path) == ["features.npz"]
+
+
+@pytest.mark.slow
+def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
+    """Pattern 3 is 1 beside 2; loading in two processes and another process change nothing."""
+    features = []
+    for pattern in RETURN_PATTERNS:
+        words = ["--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth"]
+        assert command(export_features.main, *words, "--return_pattern", pattern, "--output", tmp_path / "x.npz")[0] == 0
+        with np.load(tmp_path / "x.npz") as found:
+            features.append(found["features"])
+    assert np.array_equal(np.concatenate(features[:2], axis=1), features[2])
+    with np.load(drawn[0] / "x.npz") as found:
+        assert np.allclose(found["features"], features[2], atol=1e-6)
+    assert command(export_features.main, *words, "--normalise", "--output", tmp_path / "x.npz")[0] == 0
+    with np.load(tmp_path / "x.npz") as found:
+        lengths = np.linalg.norm(features[2], axis=1, keepdims=True)
+        assert np.allclose(found["features"], features[2] / lengths, atol=1e-6) and np.ptp(lengths) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rows"), [("curves.png", 0), ("new/ranks.png", 2), ("tokens.png", 2),
+                                            ("report/curves.png", 0), ("report/ranks.png", 4), ("report/tokens.png", 8)])
+def test_pictures_are_drawn(drawn, name, rows):
+    with Image.open(drawn[0] / name) as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("L"), dtype=np.float32)
+        assert picture.convert("RGB").getcolors(100) is None  # more than a hundred colours
+    assert min(pixels.shape) > 100
+    assert pixels.std() > 10
+    if rows:  # something is to be seen in every row
+        parts = np.array_split(pixels, rows)
+        assert min(part.std() for part in parts) > 10
+    assert not list(drawn[0].rglob("*.part"))
+
+
+@pytest.mark.slow
+def test_commands_print_where_they_wrote(drawn):
+    folder, said = drawn
+    assert said["curves"].strip() == str(folder / "curves.png") and said["ranks"].strip() == "new/ranks.png"
+    assert said["tokens"].strip() == str(folder / "tokens.png")
+    for name in ("curves.png", "ranks.png", "tokens.png"):
+        assert str(folder / "report" / name) in said["report"]
+
+
+@pytest.mark.slow
+def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
+    records = records_of(trained[0])
+    table = table_of(drawn[1]["report"])
+    for pattern, values in records[-1]["patterns"].items():
+        expected = [*(values[column] for column in COLUMNS), records[0]["patterns"][pattern]["mAP"]]
+        assert table[pattern] == [pytest.approx(100 * value, abs=0.0501) for value in expected]
+    assert "32 queries" in drawn[1]["report"]
+
+
+@pytest.mark.slow
+def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):
+    output = tmp_path / "run"
+    shutil.copytree(trained[0], output)
+    before = contents(output)
+    words = words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
+    code, _, stderr = command(train_net.main, *words)
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    assert str(output) in stderr and "--overwrite" in stderr
+    assert contents(output) == before
+
+    code, _, stderr = command(train_net.main, "--overwrite", *words)
+    assert code == 0, stderr
+    assert [record["epoch"] for record in records_of(output)] == [0, 1]
+    after = contents(output)
+    assert not [name for name, data in after.items() if before.get(name) == data]
+    assert sum(name.startswith("events.") for name in after) == 1

@@ -1,0 +1,86 @@
+"""Batches of identities."""
+from collections import Counter
+
+import pytest
+import torch
+from triplets import epoch_of
+
+from datasets.samplers import IdentityBatchSampler
+
+COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
+LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
+
+
+@pytest.mark.parametrize(("batch_size", "instances"), [(8, 4), (12, 4), (4, 2), (6, 1), (9, 3)])
+def test_sampler_batches(batch_size, instances):
+    sampler = IdentityBatchSampler(LABELS, batch_size, instances, seed=3)
+    for epoch in range(1, 6):
+        found = epoch_of(sampler, epoch)
+        assert len(found) == len(sampler) > 0
+        used, groups = Counter(), Counter()
+        for batch in found:
+            assert len(batch) == batch_size
+            indices = [index for index, _ in batch]
+            parts = [indices[start:start + instances] for start in range(0, batch_size, instances)]
+            identities = [{LABELS[index] for index in part} for part in parts]
+            assert all(len(identity) == 1 for identity in identities)
+            assert len(set().union(*identities)) == batch_size // instances  # no identity twice in a batch
+            used.update(indices)
+            groups.update(identity.pop() for identity in identities)
+        for label, count in COUNTS.items():
+            # One full group for a short identity; the remainder of the others is dropped.
+            assert groups[label] <= max(1, count // instances)
+        assert all(times == 1 for index, times in used.items() if COUNTS[LABELS[index]] >= instances)
+        # It stops only where fewer identities with a group left remain than a batch needs.
+        left = sum(groups[label] < max(1, count // instances) for label, count in COUNTS.items())
+        assert left < batch_size // instances
+
+
+def test_a_short_identity_is_filled_with_its_own_samples():
+    sampler = IdentityBatchSampler([0, 0, 0, 1], batch_size=8, instances=4, seed=0)
+    seen = set()
+    for epoch in range(20):
+        (batch,) = epoch_of(sampler, epoch)
+        by_identity = [sorted(index for index, _ in batch if (index == 3) == single) for single in (False, True)]
+        assert by_identity[1] == [3, 3, 3, 3]
+        assert len(by_identity[0]) == 4 and set(by_identity[0]) <= {0, 1, 2}
+        seen.add(tuple(by_identity[0]))
+    assert len(seen) > 3  # drawn with replacement as a whole: more than all three and one again
+    assert any(len(set(group)) < 3 for group in seen)
+
+
+def test_the_remainder_is_another_one_every_epoch():
+    sampler = IdentityBatchSampler([0] * 5 + [1] * 5, batch_size=8, instances=4, seed=0)
+    left_out = {frozenset(range(10)) - {index for batch in epoch_of(sampler, epoch) for index, _ in batch}
+                for epoch in range(30)}
+    assert all(len(left) == 2 for left in left_out)
+    assert len(left_out) > 5
+
+
+def test_epochs_differ_and_seed_and_epoch_decide():
+    ours, same = (IdentityBatchSampler(LABELS, 8, 4, seed=3) for _ in range(2))
+    other = IdentityBatchSampler(LABELS, 8, 4, seed=4)
+    assert epoch_of(ours, 1) != epoch_of(ours, 2)
+    assert epoch_of(ours, 1) != epoch_of(other, 1)
+    torch.manual_seed(9)  # the state of torch plays no part
+    same.epoch = 5
+    assert epoch_of(same, 1) == epoch_of(ours, 1)
+
+
+def test_drawing_batches_leaves_torch_as_it_was():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(IdentityBatchSampler(LABELS, 8, 4, seed=3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_sample_of_an_epoch_has_a_seed_of_its_own():
+    seeds = [seed for epoch in (1, 2) for batch in epoch_of(IdentityBatchSampler(LABELS, 8, 4, seed=3), epoch)
+             for _, seed in batch]
+    assert len(set(seeds)) == len(seeds) > 40
+
+
+def test_all_identities_take_part():
+    sampler = IdentityBatchSampler(LABELS, 8, 4, seed=0)
+    seen = Counter(LABELS[index] for epoch in range(40) for batch in epoch_of(sampler, epoch) for index, _ in batch)
+    assert set(seen) == set(COUNTS)
