@@ -55,7 +55,7 @@ def load_cfg(config_file: str | Path | None = None, opts: Sequence[str] = ()) ->
 def _read_yaml(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        json.dumps(content, default=str)  # walks the whole of it: a section that holds itself ends here
+        json.dumps(content, default=str, skipkeys=True)  # walks the whole of it: a section that holds itself ends here
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The configuration {path} cannot be read ({getattr(error, 'strerror', None) or error}); "
                         "give --config_file an existing YAML file such as configs/RGBNT201/DeMo_SDTPS.yml.") from None

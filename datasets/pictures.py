@@ -10,7 +10,6 @@ from config import UserError
 from config.progress import progress
 from datasets.base import Sample
 
-MAX_LISTED = 50
 ADVICE = "; replace it or remove its triplet."
 
 
@@ -31,9 +30,8 @@ def verify(samples: Iterable[Sample]) -> None:
         errors = [error for error in progress(pool.map(_error_of, paths), "verifying pictures", len(paths), unit="picture")
                   if error]
     if errors:
-        rest = f"\n  … and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
         raise UserError(f"{len(errors)} of {len(paths)} pictures cannot be read; replace them or remove their triplets:"
-                        + "".join(f"\n  {error}" for error in errors[:MAX_LISTED]) + rest)
+                        + "".join(f"\n  {error}" for error in errors))
 
 
 def decode_all(samples: Sequence[Sample]) -> list[tuple[torch.Tensor, ...]]:

@@ -47,7 +47,7 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
 def set_seed(seed: int) -> None:
     """Seed everything random: `random`, numpy and torch on all devices."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed)
     torch.manual_seed(seed)
 
 

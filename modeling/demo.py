@@ -50,7 +50,8 @@ class DeMo(nn.Module):
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in widths.items()})
         self.pair_weights = tuple(cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in widths)
 
-    def forward(self, images: dict[str, torch.Tensor], cam_label: torch.Tensor, return_pattern: int = 3):
+    def forward(self, images: dict[str, torch.Tensor], cam_label: torch.Tensor,
+                return_pattern: int = 3) -> tuple[torch.Tensor, ...] | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation."""
         if self.training:
             features = self.features(images, cam_label)

@@ -71,7 +71,7 @@ class TokenSparse(nn.Module):
         guidance = cosine_guidance(tokens, torch.cat([others, own[None]]))
         return (1 - 2 * self.beta) * predicted + self.beta * (guidance.sum(dim=0) + guidance[-1])  # own counts twice
 
-    def forward(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor):
+    def forward(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
         keep = self.keep
         score = self.score(tokens, own, others)
@@ -122,9 +122,9 @@ class MultiModalSDTPS(nn.Module):
             raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
                              "one token; raise a ratio.")
         self.num_patches = num_patches
-        keep = max(1, math.ceil(num_patches * sparse_ratio))
+        self.keep = max(1, math.ceil(num_patches * sparse_ratio))
         for name in STATE_NAMES:
-            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, keep, beta, use_gumbel, gumbel_tau))
+            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau))
             setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
 
     def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,

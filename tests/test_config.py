@@ -342,3 +342,9 @@ def test_a_section_that_holds_itself_is_told(tmp_path):
     path = tmp_path / "own.yml"
     path.write_text("MODEL: &model {X: *model}")
     assert "holds itself" in error(path, [])
+
+
+def test_a_key_that_is_no_text_is_told(tmp_path):
+    path = tmp_path / "date.yml"
+    path.write_text("2026-01-01: 3")
+    assert "Unknown key '2026-01-01'" in error(path, [])

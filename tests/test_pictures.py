@@ -46,6 +46,16 @@ def test_verify_lists_all_damaged_pictures_and_no_other(own_root):
     assert sum("it is empty" in line for line in lines) == 1
 
 
+def test_verify_lists_all_however_many(own_root):
+    samples = read_splits(config(own_root), ("train",))["train"]
+    for sample in samples:
+        for path in sample.paths:
+            zero_bytes(Path(path))
+    head, *lines = message_of(verify, samples).splitlines()
+    assert head.startswith("144 of 144 pictures")
+    assert {line.split(" cannot be read")[0].strip() for line in lines} == {path for s in samples for path in s.paths}
+
+
 def test_verify_is_content_with_whole_pictures(tiny_root):
     verify([sample for split in read_splits(config(tiny_root)).values() for sample in split])
 

@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import torch
-from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, save
+from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, save, spread
 from yacs.config import CfgNode
 
 from config.cli import config_parser, parse, positive_int, run
@@ -35,7 +35,7 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     """
     features = normalise(cfg, features)
     # Spread over the split, whose order is by identity: other people, and other cameras of them.
-    chosen = data.query[torch.linspace(0, len(data.query) - 1, queries + 2).round().long()[1:-1]]
+    chosen = data.query[spread(len(data.query), queries)]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
     places = [data.labels(place_name(cfg), side) for side in (chosen, data.gallery)]
     distance = squared_distances(features[chosen], features[data.gallery])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import hide_ticks, np, pictures, plt, save
+from figures import hide_ticks, np, pictures, plt, save, spread
 from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
@@ -34,7 +34,7 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     """A row per triplet: each modality's picture and, beside it, the same with the other patches covered."""
     if not model.sdtps:
         raise UserError("MODEL.USE_SDTPS is False, so no tokens are selected; use a configuration with SDTPS.")
-    chosen = [samples[i] for i in torch.linspace(0, len(samples) - 1, count + 2).round().long()[1:-1].tolist()]
+    chosen = [samples[place] for place in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
     figure, axes = plt.subplots(count, 2 * len(MODALITIES), figsize=(7.5, 2.3 * count), squeeze=False)
     for row, sample in enumerate(chosen):
@@ -48,8 +48,7 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
                 if row == 0:
                     axis.set_title(title, fontsize=10)
         axes[row, 0].set_ylabel(f"id {sample.identity}\ncamera {sample.camera + 1}", fontsize=7)
-    kept = int(model.sdtps.num_patches * masks["RGB"].mean() + 0.5)
-    figure.suptitle(f"patches kept by SDTPS: {kept} of {model.sdtps.num_patches} per modality", y=0.998)
+    figure.suptitle(f"patches kept by SDTPS: {model.sdtps.keep} of {model.sdtps.num_patches} per modality", y=0.998)
     figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
     return save(figure, path)
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
@@ -20,6 +21,11 @@ def pictures(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The three pictures of a triplet at the network's size, uint8 (H, W, 3). Raises `UserError`."""
     size = list(cfg.INPUT.SIZE_TEST)
     return [resize(decode(path), size, antialias=True).permute(1, 2, 0).numpy() for path in sample.paths]
+
+
+def spread(total: int, count: int) -> list[int]:
+    """`count` places spread evenly over `total`, away from both ends."""
+    return torch.linspace(0, total - 1, count + 2).round().long()[1:-1].tolist()
 
 
 def frame(axis: plt.Axes, colour: str, width: float = 3.0) -> None:
