@@ -1,5 +1,5 @@
 """The configuration: a schema of every key, and the way from a file and the command line to a checked CfgNode."""
-from config.common import MODALITIES, RETURN_PATTERNS, UserError
-from config.load import get_cfg, load_cfg
+from config.common import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
+from config.load import get_cfg, load_cfg, with_values
 
-__all__ = ["MODALITIES", "RETURN_PATTERNS", "UserError", "get_cfg", "load_cfg"]
+__all__ = ["MISSING_CASES", "MODALITIES", "RETURN_PATTERNS", "UserError", "get_cfg", "load_cfg", "with_values"]

@@ -6,36 +6,40 @@ from yacs.config import CfgNode
 
 from config.common import CLIP_TRUNK, UserError
 
-NOT_THERE_YET = {
-    "MODEL.HDM": (False, "HDM"),
-    "MODEL.ATM": (False, "ATMoE"),
-    "MODEL.DIST_TRAIN": (False, "training over several processes"),
-    "MODEL.SIE_VIEW": (False, "the view embedding"),
-    "MODEL.FROZEN": (False, "a frozen trunk"),
-    "MODEL.IF_WITH_CENTER": ("no", "the center loss"),
-    "TEST.RE_RANKING": ("no", "re-ranking"),
-}
 VIT_MODULES = ("vision_transformer", "deit")
 """timm's modules of plain Vision Transformers; modeling/trunk.py refuses those among them that do not fit."""
-NOT_PART = {"MODEL.PROMPT": "prompts", "MODEL.ADAPTER": "adapters"}
 
 
 def check_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first combination of values that cannot run."""
-    for name, (off, what) in NOT_THERE_YET.items():
-        if _get(cfg, name) != off:
-            raise UserError(f"{name} is {_get(cfg, name)!r}, but {what} is not there yet in this version; "
-                            f"set {name} to {off!r}.")
-    for name, what in NOT_PART.items():
-        if _get(cfg, name):
-            raise UserError(f"{name} is True, but {what} belong to MambaPro and are not part of DeMo; set it to False.")
+    _check_modules(cfg)
+    _check_losses(cfg)
     _check_batch(cfg)
     _check_grid(cfg)
     _check_device(cfg)
 
 
+def _check_modules(cfg: CfgNode) -> None:
+    if cfg.MODEL.ATM and not cfg.MODEL.HDM:
+        raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
+                        "True or MODEL.ATM to False.")
+    if cfg.MODEL.DIST_TRAIN:
+        raise UserError("MODEL.DIST_TRAIN is True, but training over several processes is not there yet in this version; set "
+                        "it to False.")
+
+
+def _check_losses(cfg: CfgNode) -> None:
+    if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
+        raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
+                        "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
+
+
 def _check_batch(cfg: CfgNode) -> None:
     batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
+    if batch < 2:
+        raise UserError("SOLVER.IMS_PER_BATCH is 1, but a BatchNorm in training needs at least two; raise it.")
+    if cfg.DATALOADER.SAMPLER == "softmax":
+        return
     if batch % instances:
         nearest = max(2, round(batch / instances)) * instances
         raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "
@@ -72,9 +76,3 @@ def _check_device(cfg: CfgNode) -> None:
     kind, _, index = device.partition(":")
     if kind != "cuda" or not (re.fullmatch("[0-9]{1,3}", index) or device == "cuda"):
         raise UserError(f"MODEL.DEVICE is {device!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …")
-
-
-def _get(cfg: CfgNode, name: str) -> object:
-    for part in name.split("."):
-        cfg = cfg[part]
-    return cfg

@@ -6,6 +6,8 @@ MODALITIES = ("RGB", "NI", "TI")
 RETURN_PATTERNS = (1, 2, 3)
 """Features at evaluation: 1 original, 2 enhanced, 3 both (spec 6)."""
 
+MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
+"""What may be missing from a triplet, by the modalities' first letters (TEST.MISS, spec 6)."""
 
 CLIP_TRUNK = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image tower; any other value is a name of timm's."""

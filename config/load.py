@@ -52,6 +52,15 @@ def load_cfg(config_file: str | Path | None = None, opts: Sequence[str] = ()) ->
     return cfg
 
 
+def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
+    """A frozen copy of a configuration with the values of some keys replaced."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.merge_from_list([part for pair in values.items() for part in pair])
+    cfg.freeze()
+    return cfg
+
+
 def _read_yaml(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -93,8 +102,8 @@ def _set(cfg: CfgNode, name: str, value: object, source: str) -> None:
     key = SCHEMA[name]
     value = _coerce(key, value, source)
     if isinstance(key.allowed, tuple) and value not in key.allowed:
-        raise UserError(f"{name} in {source} is {value!r}, but it must be "
-                        f"{' or '.join(map(repr, key.allowed))}{_nearest(value, key.allowed)}.")
+        why = f" ({key.allowed_text})" if key.allowed_text else _nearest(value, key.allowed)
+        raise UserError(f"{name} in {source} is {value!r}, but it must be {' or '.join(map(repr, key.allowed))}{why}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{name} in {source} is {value!r}, but it must be {key.allowed_text}.")
     *sections, leaf = name.split(".")

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from config.common import MISSING_CASES
+
 
 class Key(NamedTuple):
-    """One row of the schema. `allowed` is a tuple of the possible values, or a test with `allowed_text` to explain it."""
+    """One row of the schema. `allowed` is a tuple of the possible values, or a test; `allowed_text` explains it."""
 
     name: str
     default: object
@@ -18,7 +20,8 @@ class Key(NamedTuple):
     allowed_text: str = ""
 
 
-UNUSED = "not used (kept so that DeMo's files load)"
+UNUSED = "nothing reads it, in DeMo neither: kept so that its files load, at its default alone"
+NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
 
@@ -71,8 +74,9 @@ KEYS = (
 
     Key("MODEL.NAME", "DeMo", "the model", ("DeMo",)),
     Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one, else the CPU), cpu, cuda or cuda:N"),
-    Key("MODEL.DEVICE_ID", "0", UNUSED + ": choose a GPU with MODEL.DEVICE"),
-    Key("MODEL.DIST_TRAIN", False, "training over several processes"),
+    Key("MODEL.DEVICE_ID", "0", "number of the GPU that MODEL.DEVICE auto or cuda means",
+        lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
+    Key("MODEL.DIST_TRAIN", False, "training over several processes (not there yet)"),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
         "the trunk: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
         "prefix token is a class token"),
@@ -85,11 +89,12 @@ KEYS = (
     Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk's MLPs; not for CLIP's trunk", *BELOW_ONE),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
-    Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view"),
+    Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view", (False,),
+        "the data sets tell no view beside the camera"),
     Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", finite, "a finite number"),
-    Key("MODEL.FROZEN", False, "keep the trunk's weights fixed"),
-    Key("MODEL.PROMPT", False, "MambaPro's prompts: not part of DeMo"),
-    Key("MODEL.ADAPTER", False, "MambaPro's adapters: not part of DeMo"),
+    Key("MODEL.FROZEN", False, "keep the trunk's weights fixed; CLIP's camera embedding, PIFE and everything after it learn"),
+    Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
+    Key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", (False,), NOT_DEMO),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
@@ -99,18 +104,19 @@ KEYS = (
     Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise through the choice of patches"),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key("MODEL.HDM", False, "hierarchical decoupling module: one feature per subset of the modalities"),
-    Key("MODEL.ATM", False, "attention-triggered mixture of experts over HDM's features"),
+    Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
+    Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
     Key("MODEL.DIRECT", 1, "1: one head on the three globals concatenated; 0: one head per modality", (0, 1)),
-    Key("MODEL.NECK", "bnneck", "the neck between a feature and its classifier", ("bnneck",)),
-    Key("MODEL.ID_LOSS_TYPE", "softmax", "loss of the identity scores", ("softmax",)),
+    Key("MODEL.NECK", "bnneck", "the neck between a feature and its classifier", ("bnneck",), "DeMo has no other neck"),
+    Key("MODEL.ID_LOSS_TYPE", "softmax", "loss of the identity scores", ("softmax",), "DeMo's classifiers are linear"),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
     Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
-    Key("MODEL.METRIC_LOSS_TYPE", "triplet", "loss of the features", ("triplet",)),
+    Key("MODEL.METRIC_LOSS_TYPE", "triplet", "losses of the features", ("triplet", "center", "triplet_center")),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
-    Key("MODEL.IF_WITH_CENTER", "no", "center loss (not there yet)", YES_NO),
+    Key("MODEL.IF_WITH_CENTER", "no", "'yes' wants a MODEL.METRIC_LOSS_TYPE with center, which alone switches the center "
+        "loss on", YES_NO),
 
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the pictures in training", *SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the pictures in evaluation; as in training", *SIZE),
@@ -122,21 +128,22 @@ KEYS = (
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
         "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set", ("RGBNT201",)),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set, one of the NAMES in datasets/__init__.py"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),
     Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; -1: one per CPU core, at most 8, none for pictures "
         "in memory on a small machine", lambda value: value >= -1, "-1 or greater"),
-    Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE pictures each",
-        ("softmax_triplet",)),
-    Key("DATALOADER.NUM_INSTANCE", 16, "pictures per identity in a batch", *POSITIVE),
+    Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
+        "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
+    Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),
 
     Key("SOLVER.SEED", 1111, "seed of everything random", lambda value: 0 <= value < 2**32, "in [0, 2^32)"),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
-    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE", *POSITIVE),
+    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
+        "softmax_triplet)", *POSITIVE),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the trunk", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
@@ -151,27 +158,23 @@ KEYS = (
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
-    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the center loss (not there yet)", *POSITIVE),
-    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss (not there yet)", *NOT_NEGATIVE),
-    Key("SOLVER.STEPS", (40, 70), UNUSED),
-    Key("SOLVER.GAMMA", 0.1, UNUSED),
-    Key("SOLVER.WARMUP_FACTOR", 0.01, UNUSED),
-    Key("SOLVER.WARMUP_METHOD", "linear", UNUSED),
-    Key("SOLVER.CLUSTER_MARGIN", 0.3, UNUSED),
-    Key("SOLVER.COSINE_MARGIN", 0.5, UNUSED),
-    Key("SOLVER.COSINE_SCALE", 30, UNUSED),
-    Key("SOLVER.RANGE_K", 2, UNUSED),
-    Key("SOLVER.RANGE_MARGIN", 0.3, UNUSED),
-    Key("SOLVER.RANGE_ALPHA", 0, UNUSED),
-    Key("SOLVER.RANGE_BETA", 1, UNUSED),
-    Key("SOLVER.RANGE_LOSS_WEIGHT", 1, UNUSED),
+    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD whatever the optimiser", *POSITIVE),
+    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
+    *(Key(name, default, UNUSED, (default,), why) for why, unused in {
+        "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
+            "SOLVER.STEPS": (40, 70), "SOLVER.GAMMA": 0.1, "SOLVER.WARMUP_FACTOR": 0.01, "SOLVER.WARMUP_METHOD": "linear"},
+        "there is no cluster, cosine or range loss": {
+            "SOLVER.CLUSTER_MARGIN": 0.3, "SOLVER.COSINE_MARGIN": 0.5, "SOLVER.COSINE_SCALE": 30, "SOLVER.RANGE_K": 2,
+            "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1},
+    }.items() for name, default in unused.items()),
 
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
     Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "
-        "'None' or 'nothing': complete triplets", ("None", "nothing", "r", "n", "t", "rn", "rt", "nt")),
+        "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
+        ("None", "nothing", *MISSING_CASES, "all")),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
-    Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm of the neck", ("before",)),
-    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking", YES_NO),
+    Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm of the neck", ("before", "after")),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking of the distances", YES_NO),
 )

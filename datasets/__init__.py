@@ -1,33 +1,51 @@
 """Where samples come from: readers of data sets on disk, transforms, samplers and loaders."""
+import difflib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from config import UserError
-from datasets import rgbnt201
-from datasets.base import SPLITS, Reader, Sample, identity_labels
+from datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
 
-READERS: dict[str, Reader] = {"RGBNT201": rgbnt201.READER}
-"""DATASETS.NAMES → reader. A new data set is one file and one line here."""
+NAMES = (
+    "RGBNT201",
+    "RGBNT100",
+    "MSVR310",
+    "WMVeID863",
+)
+"""What DATASETS.NAMES may be. A new data set is one file, its name in small letters, and one line here."""
 
-__all__ = ["READERS", "SPLITS", "Reader", "Sample", "identity_labels", "read_splits"]
+READERS: dict[str, Reader] = {name: import_module(f"datasets.{name.lower()}").READER for name in NAMES}
+
+__all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
+
+
+def reader_of(cfg: CfgNode) -> Reader:
+    """The reader of the configured data set. Raises `UserError` for a name that nobody knows."""
+    name = cfg.DATASETS.NAMES
+    if name not in READERS:
+        known = {reader.upper(): reader for reader in READERS}
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        hint = f"; the nearest is {known[near[0]]!r}" if near else ""
+        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, READERS))}{hint}.")
+    return READERS[name]
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """The samples of the named splits of the configured data set, by split.
 
-    Raises `UserError` where the folder, a split or one picture of a triplet is missing, or a name does not parse.
+    Raises `UserError` for an unknown data set, where the folder, a split or one picture of a triplet is missing, or where a
+    name does not parse.
     """
-    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
-    reader = READERS[name]
-    folder = root / reader.layout.split("/")[0]
+    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    folder = root / reader.folder
     if not folder.is_dir():
-        others = [other for other in READERS if (root / READERS[other].layout.split("/")[0]).is_dir()]
+        others = [other for other in READERS if (root / READERS[other].folder).is_dir()]
         there = f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""
         raise UserError(f"The data set {name} is not at {folder}{there}; expected is DATASETS.ROOT_DIR/{reader.layout}. "
-                        "Put it there, set DATASETS.ROOT_DIR to its parent folder, or run `make demo`, which makes "
-                        "synthetic pictures in this layout.")
+                        f"Put it there, or set DATASETS.ROOT_DIR to its parent folder{reader.instead}.")
     found = {}
     for split in splits:
         try:

@@ -1,4 +1,5 @@
 """What a data set is: samples with identity and camera, and the checks that every reader shares (spec 8)."""
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,18 @@ from config import MODALITIES, UserError
 
 SPLITS = ("train", "query", "gallery")
 
+VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
+"""The modalities' folders in the MSV data sets of vehicles (MSVR310, MSVWild863)."""
+
 
 @dataclass(frozen=True)
 class Sample:
-    """One triplet: the pictures' paths by modality (RGB, NI, TI), identity as named on disk, camera from 0, scene."""
+    """One triplet: its pictures, identity as named on disk, camera from 0, scene.
 
-    paths: tuple[str, str, str]
+    `paths` has one path per modality (RGB, NI, TI), or a single one: a picture that holds the three side by side.
+    """
+
+    paths: tuple[str, ...]
     identity: int
     camera: int
     scene: int = 0
@@ -22,27 +29,65 @@ class Sample:
 class Reader:
     """How one data set lies on disk: `read(root, split)` gives the samples of a split, sorted by path.
 
-    `layout` is shown to the user when something is missing; `by_scene` chooses the protocol that drops gallery samples
-    of the query's identity and scene rather than identity and camera (spec 9).
+    `layout` is shown to the user when something is missing, and so is `instead`, another way out where the data set as a
+    whole is; `by_scene` chooses the protocol that drops gallery samples of the query's identity and scene rather than
+    identity and camera (spec 9).
     """
 
     read: Callable[[Path, str], list[Sample]]
     layout: str
     by_scene: bool = False
+    instead: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The data set's own folder in DATASETS.ROOT_DIR."""
+        return self.layout.split("/")[0]
 
 
-def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, str, str]]:
+@dataclass(frozen=True)
+class Naming:
+    """What a picture's name says: `pattern` has the groups identity, camera and, where there are scenes, scene.
+
+    `example` and `meaning` are shown to the user for a name that does not match; `first_camera` is the number that the
+    data set gives its first camera.
+    """
+
+    pattern: re.Pattern
+    example: str
+    meaning: str
+    first_camera: int = 1
+
+    def sample(self, paths: tuple[str, ...]) -> Sample:
+        """The sample of these pictures, by the name of the first. Raises `UserError` for a name that does not match."""
+        match = self.pattern.fullmatch(Path(paths[0]).name)
+        if not match:
+            raise UserError(f"The picture {paths[0]} does not follow the data set's names such as {self.example} "
+                            f"({self.meaning}); rename or remove it.")
+        said = {name: int(value) for name, value in match.groupdict().items()}
+        said["camera"] -= self.first_camera
+        return Sample(paths, **said)
+
+
+def existing(folder: Path) -> Path:
+    """The folder itself. Raises `UserError` where there is none."""
+    if not folder.is_dir():
+        raise UserError(f"The folder {folder} is missing.")
+    return folder
+
+
+def picture_names(folder: Path) -> set[str]:
+    """Names of the pictures in a folder, in no order. Raises `UserError` where there is no such folder."""
+    return {path.name for path in existing(folder).glob("*.jpg")}
+
+
+def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
     """Paths of all triplets in `folder`, whose pictures have one name in one folder per modality; sorted.
 
     `names` maps each modality to its folder's name. Raises `UserError` for a modality that is missing, as a whole or
     for one picture.
     """
-    found = {}
-    for modality in MODALITIES:
-        pictures = folder / names[modality]
-        if not pictures.is_dir():
-            raise UserError(f"The folder {pictures} is missing.")
-        found[modality] = {path.name for path in pictures.glob("*.jpg")}
+    found = {modality: picture_names(folder / names[modality]) for modality in MODALITIES}
     for name in sorted(set().union(*found.values())):
         missing = [modality for modality in MODALITIES if name not in found[modality]]
         if missing:

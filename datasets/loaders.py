@@ -10,8 +10,8 @@ from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
 from datasets.base import Sample, identity_labels
-from datasets.pictures import decode, decode_all
-from datasets.samplers import IdentityBatchSampler
+from datasets.pictures import decode_all, decode_triplet
+from datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 from datasets.transforms import Transform, test_transform, train_transform
 
 CACHE_LIMIT = 1 << 30
@@ -37,7 +37,7 @@ class TripletDataset(Dataset):
         index, seed = key if isinstance(key, tuple) else (key, None)
         sample = self.samples[index]
         try:
-            pictures = self.pictures[index] if self.pictures else tuple(map(decode, sample.paths))
+            pictures = self.pictures[index] if self.pictures else decode_triplet(sample)
         except UserError as error:
             return error  # raised in a loading process it would arrive wrapped in that process's stack trace
         with seeded(seed):
@@ -62,24 +62,36 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Shuffled identity batches of the training samples; set `.batch_sampler.epoch` before each epoch.
+    """Random batches of the training samples by DATALOADER.SAMPLER; set `.batch_sampler.epoch` before each epoch.
 
-    Raises `UserError` where there are fewer identities than a batch needs.
+    Raises `UserError` where there are fewer identities or samples than a batch needs.
     """
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
-    needed = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
     if len(by_identity) < 2:
-        raise UserError("The training split has a single identity, and the triplet loss needs at least two; add pictures of "
-                        "others.")
-    if len(by_identity) < needed:
-        raise UserError(f"The training split has {len(by_identity)} identities, but a batch needs {needed} "
-                        "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
-                        f"{len(by_identity) * cfg.DATALOADER.NUM_INSTANCE}.")
-    sampler = IdentityBatchSampler(labels, cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED)
+        raise UserError("The training split has a single identity, and learning to tell them apart needs at least two; add "
+                        "pictures of others.")
+    sampler = (_shuffled_batches if cfg.DATALOADER.SAMPLER == "softmax" else _identity_batches)(cfg, labels)
     cache = use_cache(cfg, samples)
     dataset = TripletDataset(samples, labels, train_transform(cfg), cache)
     return DataLoader(dataset, batch_sampler=sampler, **_loading(cfg, cache))
+
+
+def _shuffled_batches(cfg: CfgNode, labels: list[int]) -> ShuffledBatchSampler:
+    if len(labels) < cfg.SOLVER.IMS_PER_BATCH:
+        raise UserError(f"The training split has {len(labels)} triplets, fewer than a batch (SOLVER.IMS_PER_BATCH "
+                        f"{cfg.SOLVER.IMS_PER_BATCH}); lower SOLVER.IMS_PER_BATCH.")
+    return ShuffledBatchSampler(len(labels), cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
+
+
+def _identity_batches(cfg: CfgNode, labels: list[int]) -> IdentityBatchSampler:
+    identities = len(set(labels))
+    needed = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
+    if identities < needed:
+        raise UserError(f"The training split has {identities} identities, but a batch needs {needed} "
+                        "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
+                        f"{identities * cfg.DATALOADER.NUM_INSTANCE}.")
+    return IdentityBatchSampler(labels, cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED)
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -103,7 +115,7 @@ def use_cache(cfg: CfgNode, samples: Sequence[Sample]) -> bool:
     """Whether the decoded pictures are kept in memory, by DATASETS.CACHE and the size of the first."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(samples) * len(MODALITIES) * decode(samples[0].paths[0]).numel() <= CACHE_LIMIT
+    return len(samples) * sum(picture.numel() for picture in decode_triplet(samples[0])) <= CACHE_LIMIT
 
 
 def collate(items: list) -> Batch | UserError:

@@ -1,12 +1,13 @@
-"""Pictures from disk: decoding, with an error that names the file, and a check of all of them."""
-from collections.abc import Iterable, Sequence
+"""Pictures from disk: decoding, with an error that names the file, and checks of all of them."""
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from config import UserError
+from config import MODALITIES, UserError
 from config.progress import progress
 from datasets.base import Sample
 
@@ -15,12 +16,24 @@ ADVICE = "; replace it or remove its triplet."
 
 def decode(path: str) -> torch.Tensor:
     """A picture as uint8 (3, H, W). Raises `UserError` naming a file that cannot be read."""
-    try:
-        with Image.open(path) as picture:
-            return pil_to_tensor(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else error)
-        raise UserError(f"The picture {path} cannot be read ({reason}){ADVICE}") from None
+    with _opened(path) as picture:
+        return pil_to_tensor(picture.convert("RGB"))
+
+
+def decode_triplet(sample: Sample) -> tuple[torch.Tensor, ...]:
+    """The pictures of RGB, NI and TI, each uint8 (3, H, W), from three files or from one that holds them side by side.
+
+    Raises `UserError` naming a file that cannot be read.
+    """
+    if len(sample.paths) == len(MODALITIES):
+        return tuple(map(decode, sample.paths))
+    return decode(sample.paths[0]).chunk(len(MODALITIES), dim=2)
+
+
+def decode_all(samples: Sequence[Sample]) -> list[tuple[torch.Tensor, ...]]:
+    """The decoded pictures of every sample, to be kept in memory. Raises `UserError`."""
+    with ThreadPoolExecutor() as pool:
+        return list(progress(pool.map(decode_triplet, samples), "reading pictures", len(samples), unit="triplet"))
 
 
 def verify(samples: Iterable[Sample]) -> None:
@@ -34,11 +47,30 @@ def verify(samples: Iterable[Sample]) -> None:
                         + "".join(f"\n  {error}" for error in errors))
 
 
-def decode_all(samples: Sequence[Sample]) -> list[tuple[torch.Tensor, ...]]:
-    """The decoded pictures of every sample, to be kept in memory. Raises `UserError`."""
+def check_widths(paths: Sequence[str], width: int) -> None:
+    """Raise `UserError` for the first picture that is not `width` pixels wide, or no picture; reads their headers alone."""
     with ThreadPoolExecutor() as pool:
-        triplets = pool.map(lambda sample: tuple(map(decode, sample.paths)), samples)
-        return list(progress(triplets, "reading pictures", len(samples), unit="triplet"))
+        widths = progress(pool.map(_width_of, paths), "checking pictures", len(paths), unit="picture")
+        for path, found in zip(paths, widths, strict=True):
+            if found != width:
+                raise UserError(f"The picture {path} is {found} pixels wide, but it must be {width}: {', '.join(MODALITIES)} "
+                                f"side by side, {width // len(MODALITIES)} each{ADVICE}")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    """The picture as PIL opens it, before its pixels are read; what fails inside is told as a `UserError`."""
+    try:
+        with Image.open(path) as picture:
+            yield picture
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else error)
+        raise UserError(f"The picture {path} cannot be read ({reason}){ADVICE}") from None
+
+
+def _width_of(path: str) -> int:
+    with _opened(path) as picture:
+        return picture.width
 
 
 def _error_of(path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Batches of identities (spec 7)."""
+"""Batches of identities (spec 7), or simply shuffled ones."""
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ class IdentityBatchSampler:
 
     def batches(self) -> list[list[tuple[int, int]]]:
         """All batches of the current epoch. Their number varies a little between epochs."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator = _generator(self.seed, self.epoch)
         groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
         batches = []
         while len(groups) >= self.identities_per_batch:
@@ -39,8 +39,7 @@ class IdentityBatchSampler:
             for label in chosen:
                 if not groups[label]:
                     del groups[label]
-            seeds = torch.randint(2**62, (len(indices),), generator=generator)
-            batches.append(list(zip(indices, seeds.tolist(), strict=True)))
+            batches.append(_with_seeds(indices, generator))
         return batches
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
@@ -49,3 +48,32 @@ class IdentityBatchSampler:
         order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
         return [order[start:start + self.instances]
                 for start in range(0, len(order) - self.instances + 1, self.instances)]
+
+
+class ShuffledBatchSampler:
+    """All samples once an epoch in random order, in batches of `batch_size`; a smaller rest is dropped.
+
+    Items and randomness are those of `IdentityBatchSampler`.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int):
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        generator = _generator(self.seed, self.epoch)
+        order = torch.randperm(self.count, generator=generator).tolist()
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield _with_seeds(order[start:start + self.batch_size], generator)
+
+    def __len__(self) -> int:
+        return self.count // self.batch_size
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+
+
+def _with_seeds(indices: list[int], generator: torch.Generator) -> list[tuple[int, int]]:
+    seeds = torch.randint(2**62, (len(indices),), generator=generator)
+    return list(zip(indices, seeds.tolist(), strict=True))

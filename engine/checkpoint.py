@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from config import UserError
 from config.files import written_whole
-from modeling.weights import LOAD_ERRORS, from_demo, is_demo
+from modeling.weights import CONTAINERS, LOAD_ERRORS, from_demo, is_demo
 
 MAX_NAMED = 3
 CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
@@ -17,13 +17,14 @@ CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's weights under our names, for how many identities and cameras, and the data set (where it is told)."""
+    """A model's weights under our names, for how many identities and cameras, and what else the file told."""
 
     path: Path
     model: dict[str, torch.Tensor]
     num_class: int
     camera_num: int
     dataset: str | None = None
+    has_demo_names: bool = False
 
 
 def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **state: object) -> None:
@@ -49,11 +50,11 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
     content = content if isinstance(content, Mapping) else {}
-    weights = content.get("model", content)
-    weights = weights if isinstance(weights, Mapping) else {}
+    weights = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
     weights = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
     cameras = content.get("camera_num")
-    if is_demo(weights):
+    has_demo_names = is_demo(weights)
+    if has_demo_names:
         weights = from_demo(weights)
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
@@ -63,7 +64,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         cameras = len(weights[CAMERAS])
     elif not isinstance(cameras, int):
         cameras = 1
-    return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"))
+    return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"), has_demo_names)
 
 
 def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -8,14 +8,17 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config import RETURN_PATTERNS, UserError
+from config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
 from config.progress import progress
 from datasets import READERS, Sample
 from datasets.loaders import batches, test_loader
-from engine.metrics import Ranking, evaluate_ranking
+from engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from engine.reranking import k_reciprocal
 from modeling import DeMo
+from modeling.demo import missing_modalities
 
 RANKS = (1, 5, 10)
+CASE_WIDTH = 18
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 
@@ -52,9 +55,17 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
                     test_loader(cfg, samples))
 
 
-@torch.no_grad()
 def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]:
     """Features of the loader's samples by return pattern, (samples, D) float32 on the CPU; one pass of the network.
+
+    Raises `UserError` as `extract_cases` does.
+    """
+    return extract_cases(model, loader, [model.missing])[0]
+
+
+@torch.no_grad()
+def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
+    """`extract_features` for several cases of missing modalities; the trunk sees every image once all the same.
 
     Always in float32, as the reference evaluates: bfloat16 moved Rank-1 by a point on the synthetic pedestrians. Raises
     `UserError` for features that are not finite, which would be ranked all the same.
@@ -62,34 +73,58 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = {pattern: [] for pattern in RETURN_PATTERNS}
+    parts = [{pattern: [] for pattern in RETURN_PATTERNS} for _ in cases]
     for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
-        for pattern, feature in model.patterns(images, cameras.to(device)).items():
-            parts[pattern].append(feature.cpu())
+        for found, patterns in zip(parts, model.patterns_of_cases(images, cameras.to(device), cases), strict=True):
+            for pattern, feature in patterns.items():
+                found[pattern].append(feature.cpu())
     model.train(was_training)
-    features = {pattern: torch.cat(features) for pattern, features in parts.items()}
-    if not all(feature.isfinite().all() for feature in features.values()):
+    by_case = [{pattern: torch.cat(features) for pattern, features in found.items()} for found in parts]
+    if not all(feature.isfinite().all() for features in by_case for feature in features.values()):
         raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
                         "weights, or train with a lower SOLVER.BASE_LR.")
-    return features
+    return by_case
 
 
 def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:
     """The ranking of each return pattern. Raises `UserError` where no query has a match."""
-    features = extract_features(model, data.loader)
+    return _rank_patterns(cfg, extract_features(model, data.loader), data)
+
+
+def evaluate_missing(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
+    """The ranking of each return pattern for complete triplets and for every case of missing modalities, by case."""
+    cases = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
+    by_case = extract_cases(model, data.loader, list(cases.values()))
+    return {name: _rank_patterns(cfg, features, data) for name, features in zip(cases, by_case, strict=True)}
+
+
+def _rank_patterns(cfg: CfgNode, features: dict[int, torch.Tensor], data: TestData) -> dict[int, Ranking]:
     return {pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()}
 
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
-    """Score features (samples, D) of the test data by the data set's protocol."""
+    """Score features (samples, D) of the test data by the data set's protocol, re-ranked where TEST.RE_RANKING says so."""
     features = normalise(cfg, features)
     sides = (data.query, data.gallery)
     ids, cams, scenes = ([data.labels(name, side) for side in sides] for name in ("identity", "camera", "scene"))
     if place_name(cfg) != "scene":
         scenes = (None, None)
-    return evaluate_ranking(features[data.query], features[data.gallery], *ids, *cams,
+    labels = (*ids, *cams)
+    if cfg.TEST.RE_RANKING == "yes":
+        distance = k_reciprocal(features[data.query], features[data.gallery])
+        return evaluate_distances(distance, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
+    return evaluate_ranking(features[data.query], features[data.gallery], *labels,
                             query_scenes=scenes[0], gallery_scenes=scenes[1])
+
+
+def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen: torch.Tensor) -> torch.Tensor:
+    """Distances of the chosen queries (numbers of queries) to the whole gallery as they are ranked, (len(chosen), G)."""
+    features = normalise(cfg, features)
+    query, gallery = features[data.query], features[data.gallery]
+    if cfg.TEST.RE_RANKING == "yes":  # which looks at all of them together
+        return k_reciprocal(query, gallery)[chosen]
+    return squared_distances(query[chosen], gallery)
 
 
 def place_name(cfg: CfgNode) -> str:
@@ -110,10 +145,32 @@ def as_record(rankings: dict[int, Ranking]) -> dict[str, dict[str, float]]:
 
 def as_table(record: dict[str, dict[str, float]], untrained: dict[str, dict[str, float]] | None = None) -> str:
     """A record as a table in percent, one row per return pattern; with `untrained`, its mAP in the last column."""
-    columns = list(next(iter(record.values())))
-    header = "return pattern".ljust(16) + "".join(column.rjust(9) for column in columns)
-    lines = [header + ("   mAP untrained" if untrained else "")]
-    for pattern, row in record.items():
-        line = PATTERN_NAMES[int(pattern)].ljust(16) + "".join(f"{100 * row[column]:9.1f}" for column in columns)
+    lines = [_header(record) + ("   mAP untrained" if untrained else "")]
+    for pattern, line in _lines(record).items():
         lines.append(line + (f"{100 * untrained[pattern]['mAP']:16.1f}" if untrained else ""))
     return "\n".join(lines)
+
+
+def as_missing_table(records: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Records by case of missing modalities as one table in percent: complete triplets, the six cases and their mean."""
+    six = [record for case, record in records.items() if missing_modalities(case)]
+    mean = {pattern: {column: sum(record[pattern][column] for record in six) / len(six) for column in row}
+            for pattern, row in six[0].items()}
+    lines = ["missing".ljust(CASE_WIDTH) + _header(mean)]
+    for name, record in (*((_case_name(case), record) for case, record in records.items()), ("mean of the six", mean)):
+        lines += [(name if place == 0 else "").ljust(CASE_WIDTH) + line for place, line in enumerate(_lines(record).values())]
+    return "\n".join(lines)
+
+
+def _case_name(case: str) -> str:
+    missing = missing_modalities(case)
+    return f"{case}: {', '.join(modality for modality in MODALITIES if modality in missing)}" if missing else case
+
+
+def _header(record: dict[str, dict[str, float]]) -> str:
+    return "return pattern".ljust(16) + "".join(column.rjust(9) for column in next(iter(record.values())))
+
+
+def _lines(record: dict[str, dict[str, float]]) -> dict[str, str]:
+    return {pattern: PATTERN_NAMES[int(pattern)].ljust(16) + "".join(f"{100 * value:9.1f}" for value in row.values())
+            for pattern, row in record.items()}

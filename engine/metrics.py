@@ -1,5 +1,5 @@
 """The field's protocol: mAP and CMC of a ranking (spec 9)."""
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -41,22 +41,36 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
 
     Raises `ValueError` where only one side has scenes or a length does not fit, `UserError` where no query has a match.
     """
-    if (query_scenes is None) != (gallery_scenes is None):
+    return _evaluate(lambda part: squared_distances(query_features[part], gallery_features), len(query_features),
+                     len(gallery_features), query_features.device, (query_ids, gallery_ids, query_cams, gallery_cams),
+                     (query_scenes, gallery_scenes), max_rank)
+
+
+def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_cams: torch.Tensor,
+                       gallery_cams: torch.Tensor, *, query_scenes: torch.Tensor | None = None,
+                       gallery_scenes: torch.Tensor | None = None, max_rank: int = 50) -> Ranking:
+    """`evaluate_ranking` by given distances (Q, G), of any kind: the lower, the more alike."""
+    return _evaluate(lambda part: distance[part], *distance.shape, distance.device,
+                     (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
+
+
+def _evaluate(distances: Callable[[slice], torch.Tensor], queries: int, gallery: int, device: torch.device,
+              labels: tuple[torch.Tensor, ...], scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
+    """`distances` gives the rows of some queries; labels: identities of query and gallery, cameras of query and gallery."""
+    if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
-    query_places, gallery_places = (query_cams, gallery_cams) if query_scenes is None else (query_scenes, gallery_scenes)
-    device = query_features.device
-    query_ids, query_places, gallery_ids, gallery_places = (
-        torch.as_tensor(labels, device=device) for labels in (query_ids, query_places, gallery_ids, gallery_places))
-    for features, ids, places in ((query_features, query_ids, query_places), (gallery_features, gallery_ids, gallery_places)):
-        if not len(features) == len(ids) == len(places):
-            raise ValueError(f"{len(features)} features have {len(ids)} identities and {len(places)} cameras or scenes.")
+    query_ids, gallery_ids, query_places, gallery_places = (
+        torch.as_tensor(found, device=device) for found in labels[:2] + (labels[2:] if scenes[0] is None else scenes))
+    for count, ids, places in ((queries, query_ids, query_places), (gallery, gallery_ids, gallery_places)):
+        if not count == len(ids) == len(places):
+            raise ValueError(f"{count} features have {len(ids)} identities and {len(places)} cameras or scenes.")
 
     precisions = [torch.zeros(0, dtype=torch.double, device=device)]
     first_ranks = [torch.zeros(0, dtype=torch.long, device=device)]
-    for part in _chunks(len(query_features), len(gallery_features)) if len(gallery_features) else ():
+    for part in _chunks(queries, gallery) if gallery else ():
         same_id = query_ids[part, None] == gallery_ids[None, :]
         kept = ~left_out(query_ids[part], gallery_ids, query_places[part], gallery_places)
-        average, first = _score(squared_distances(query_features[part], gallery_features), same_id & kept, kept)
+        average, first = _score(distances(part), same_id & kept, kept)
         precisions.append(average)
         first_ranks.append(first)
     found = torch.cat(precisions)

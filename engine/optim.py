@@ -3,6 +3,7 @@ from collections import defaultdict
 
 import torch
 from timm.scheduler import CosineLRScheduler
+from torch import nn
 from yacs.config import CfgNode
 
 from modeling import DeMo
@@ -37,6 +38,12 @@ def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
     extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {}
     return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), fused=True, **extra)
+
+
+def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
+    """Plain SGD over the centers at SOLVER.CENTER_LR."""
+    # The centers follow the unweighted loss, and without momentum a gradient's factor is one of the learning rate.
+    return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:

@@ -19,10 +19,13 @@ def choose_device(cfg: CfgNode) -> torch.device:
     name = cfg.MODEL.DEVICE
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{int(cfg.MODEL.DEVICE_ID)}"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}, but this machine has {torch.cuda.device_count()} CUDA "
-                        "devices that torch can use; set it to 'auto' or 'cpu'.")
+        raise UserError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r} (with MODEL.DEVICE_ID {cfg.MODEL.DEVICE_ID}), but this machine "
+                        f"has {torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu', "
+                        "or choose one that exists.")
     return device
 
 

@@ -3,10 +3,12 @@ import json
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
@@ -17,10 +19,10 @@ from config.progress import progress
 from datasets.loaders import batches
 from engine.checkpoint import save_checkpoint
 from engine.evaluate import TestData, as_record, as_table, evaluate
-from engine.optim import make_optimizer, make_scheduler
+from engine.optim import make_center_optimizer, make_optimizer, make_scheduler
 from engine.runtime import autocast, choose_precision
 from modeling import DeMo
-from modeling.losses import total_loss
+from modeling.losses import make_center_losses, total_loss
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
     precision = choose_precision(cfg, device)
     logger.info("device %s, precision %s", device, precision or torch.float32)
     optimizer = make_optimizer(cfg, model)
+    center_losses = make_center_losses(cfg, model.num_class, list(model.widths.values())).to(device)
+    optimizers = [optimizer, *([make_center_optimizer(cfg, center_losses)] if center_losses else ())]
     scheduler = make_scheduler(cfg, optimizer)
     # float16 has too small a range for gradients; with other types the scaler does nothing.
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
@@ -70,7 +74,7 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
         for epoch in range(1, cfg.SOLVER.MAX_EPOCHS + 1):
             scheduler.step(epoch)
             loader.batch_sampler.epoch = epoch
-            record = {"epoch": epoch, **_train_epoch(cfg, model, loader, optimizer, scaler, precision, epoch)}
+            record = {"epoch": epoch, **_train_epoch(cfg, model, center_losses, loader, optimizers, scaler, precision, epoch)}
             for name in ("loss", "accuracy", "lr"):
                 board.add_scalar(f"train/{name}", record[name], epoch)
             is_last = epoch == cfg.SOLVER.MAX_EPOCHS
@@ -84,12 +88,13 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
                     save_checkpoint(output / BEST, cfg, model, epoch)
             if epoch % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or is_last:
                 save_checkpoint(output / LAST, cfg, model, epoch, optimizer=optimizer.state_dict(),
-                                scaler=scaler.state_dict())
+                                scaler=scaler.state_dict(), center_losses=center_losses.state_dict())
     return records
 
 
-def _train_epoch(cfg: CfgNode, model: DeMo, loader: DataLoader, optimizer: torch.optim.Optimizer,
-                 scaler: torch.amp.GradScaler, precision: torch.dtype | None, epoch: int) -> dict[str, float]:
+def _train_epoch(cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList, loader: DataLoader,
+                 optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler, precision: torch.dtype | None,
+                 epoch: int) -> dict[str, float]:
     """One pass over the loader → loss, accuracy, lr of the fastest group, seconds."""
     device = next(model.parameters()).device
     model.train()
@@ -100,10 +105,12 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader: DataLoader, optimizer: torch
         labels = labels.to(device, non_blocking=True)
         with autocast(device, precision):
             outputs = model(images, cameras.to(device, non_blocking=True))
-            loss = total_loss(cfg, outputs, labels, model.pair_weights)
-        optimizer.zero_grad(set_to_none=True)
+            loss = total_loss(cfg, outputs, labels, model.pair_weights, center_losses)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         scaler.update()
         meter.update(loss, outputs[0], labels)
         if iteration == 1 or iteration % cfg.SOLVER.LOG_PERIOD == 0:
@@ -113,7 +120,7 @@ def _train_epoch(cfg: CfgNode, model: DeMo, loader: DataLoader, optimizer: torch
                                 f"{means['rate']:.0f} triplets/s")
     means = meter.means()
     _check_finite(means["loss"], epoch)
-    rate = max(group["lr"] for group in optimizer.param_groups)
+    rate = max(group["lr"] for group in optimizers[0].param_groups)
     seconds = time.perf_counter() - meter.started
     logger.info("epoch %d: loss %.3f, accuracy %.1f %%, lr %.2e, %.0f triplets/s", epoch, means["loss"],
                 100 * means["accuracy"], rate, means["rate"])

@@ -1,8 +1,9 @@
-"""Identity and triplet losses over a model's (scores, feature) pairs (spec 7)."""
+"""Identity, triplet and center losses over a model's (scores, feature) pairs (spec 7)."""
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from yacs.config import CfgNode
 
 LABEL_SMOOTHING = 0.1
@@ -34,14 +35,41 @@ def identity_loss(scores: torch.Tensor, labels: torch.Tensor, smoothing: float =
     return F.cross_entropy(scores.float(), labels, label_smoothing=smoothing)
 
 
-def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tensor,
-               pair_weights: Sequence[float]) -> torch.Tensor:
-    """The weighted sum over the pairs of a training forward: outputs (scores, feature, scores, feature, …)."""
+class CenterLoss(nn.Module):
+    """Mean squared distance of features from the learned centers of their identities (Wen et al. 2016)."""
+
+    def __init__(self, num_class: int, dim: int):
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(num_class, dim))
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """features (B, D), labels (B,) → the mean over the batch."""
+        return (features.float() - self.centers[labels]).square().sum(dim=1).mean()
+
+
+def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> nn.ModuleList:
+    """A center loss per pair, for features of these widths; empty where MODEL.METRIC_LOSS_TYPE names none."""
+    has_centers = "center" in cfg.MODEL.METRIC_LOSS_TYPE
+    return nn.ModuleList(CenterLoss(num_class, width) for width in (widths if has_centers else ()))
+
+
+def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tensor, pair_weights: Sequence[float],
+               center_losses: Sequence[CenterLoss] = ()) -> torch.Tensor:
+    """The weighted sum over the pairs of a training forward: outputs (scores, feature, scores, feature, …[, auxiliary loss]).
+
+    Without MODEL.METRIC_LOSS_TYPE triplet there is no triplet loss, nor with DATALOADER.SAMPLER softmax, whose batches need
+    not hold two samples of an identity.
+    """
+    has_triplets = "triplet" in cfg.MODEL.METRIC_LOSS_TYPE and cfg.DATALOADER.SAMPLER != "softmax"
     margin = None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN
     smoothing = LABEL_SMOOTHING if cfg.MODEL.IF_LABELSMOOTH == "on" else 0.0
-    loss = torch.zeros((), device=labels.device)
-    for scores, features, weight in zip(outputs[::2], outputs[1::2], pair_weights, strict=True):
-        pair = cfg.MODEL.ID_LOSS_WEIGHT * identity_loss(scores, labels, smoothing) \
-            + cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(features, labels, margin)
+    *outputs, auxiliary = outputs if len(outputs) % 2 else (*outputs, 0)
+    loss = torch.zeros((), device=labels.device) + auxiliary
+    for index, (scores, features, weight) in enumerate(zip(outputs[::2], outputs[1::2], pair_weights, strict=True)):
+        pair = cfg.MODEL.ID_LOSS_WEIGHT * identity_loss(scores, labels, smoothing)
+        if has_triplets:
+            pair = pair + cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(features, labels, margin)
+        if center_losses:
+            pair = pair + cfg.SOLVER.CENTER_LOSS_WEIGHT * center_losses[index](features, labels)
         loss = loss + weight * pair
     return loss

@@ -12,15 +12,13 @@ from safetensors import SafetensorError
 
 from config import UserError
 from modeling.trunk import Trunk
-from modeling.weights import LOAD_ERRORS, Weights, clip_to_timm
+from modeling.weights import CONTAINERS, LOAD_ERRORS, Weights, clip_to_timm
 
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
 """Named tags, because timm's default for a name may change, and is for CLIP another model under another licence."""
 
 CLIP_PREFIX = "visual."
-CONTAINERS = ("model", "state_dict")
-"""Keys under which training code keeps the weights proper."""
 
 
 def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:

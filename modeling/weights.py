@@ -6,11 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
+from modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
+
 Weights = dict[str, torch.Tensor]
 
 LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, struct.error,
                pickle.UnpicklingError)
 """What torch.load raises for files that are damaged or of another kind: unpickling random bytes fails in many ways."""
+
+CONTAINERS = ("model", "state_dict")
+"""Keys under which training code keeps the weights proper."""
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"
 """A key that only DeMo's CLIP trunk has; its ImageNet trunk has timm's names."""
@@ -33,6 +38,11 @@ CLIP_NAMES = (
 CLIP_PROJECTION = ("proj", "head.weight")
 """CLIP multiplies from the right, a Linear layer from the left: this one is transposed."""
 
+GATE_NAMES = {"linear_re.": "gate.", "q_.": "query.", "k_.": "key."}
+
+PARTS = ("trunk", "pife", "sdtps", "hdm", "atmoe", "heads")
+"""What our names begin with."""
+
 PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
 HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
 
@@ -41,13 +51,18 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """A DeMo checkpoint's weights under our names; `module.` prefixes are dropped, unknown names kept as they are."""
     state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
     is_clip = CLIP_MARK in state_dict
-    return dict(_from_demo(name, tensor, is_clip) for name, tensor in state_dict.items())
+    return dict(_from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items())
 
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
     is_clip = f"trunk.vit.{CLIP_PROJECTION[1]}" in state_dict  # other trunks have no projection
-    return dict(_to_demo(name, tensor, is_clip) for name, tensor in state_dict.items())
+    return dict(_to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items())
+
+
+def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names that are neither ours nor one of DeMo's that `from_demo` knows."""
+    return [name for name in state_dict if name.partition(".")[0] not in PARTS]
 
 
 def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
@@ -86,6 +101,8 @@ def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, tor
         if is_clip:
             name, tensor = clip_to_timm(name, tensor)
         return f"trunk.vit.{name}", tensor
+    for theirs, ours in GATE_NAMES.items():
+        name = name.replace(f"{FUSION}moe.gating_network.gate.{theirs}", f"atmoe.{ours}")
     stem, _, rest = name.partition(".")
     if stem in PIFE_NAMES:
         return f"pife.reduce.{PIFE_NAMES[stem]}.{rest}", tensor
@@ -103,6 +120,9 @@ def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch
         if is_clip:
             name, tensor = _timm_to_clip(name, tensor)
         return f"BACKBONE.base.{name}", tensor
+    for theirs, ours in GATE_NAMES.items():
+        if name.startswith(f"atmoe.{ours}"):
+            return name.replace(f"atmoe.{ours}", f"{FUSION}moe.gating_network.gate.{theirs}"), tensor
     if name.startswith("pife.reduce."):
         _, _, modality, rest = name.split(".", 3)
         stem = next(stem for stem, known in PIFE_NAMES.items() if known == modality)

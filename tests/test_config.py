@@ -11,7 +11,8 @@ from config.schema import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE_BOUND = {"DATALOADER.NUM_WORKERS", "MODEL.DEVICE", "MODEL.PRETRAIN_PATH_T", "OUTPUT_DIR"}
-NOT_HERE_YET = {"MODEL.HDM", "MODEL.ATM"}
+PUBLISHED = ("RGBNT201", "RGBNT100", "MSVR310")
+"""Data sets that DeMo has a published file for: columns of the table."""
 
 with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as table:
     DEMO_KEYS = list(csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t"))
@@ -41,17 +42,20 @@ def in_demos_style(name, value):
     return f"[ {', '.join(map(str, value))} ]" if isinstance(value, list) else str(value)
 
 
-def demo_file():
-    """The keys of DeMo's RGBNT201 configuration, as YAML in its style, and the values that they mean."""
-    values, sections = {}, {}
+def demo_file(dataset, every_key):
+    """DeMo's file for a data set as YAML in its style, and the values that it means.
+
+    It states what differs from DeMo's defaults, or, with `every_key`, all of its keys.
+    """
+    values, sections = {"OUTPUT_DIR": f"../{dataset}"}, {}
     for row in DEMO_KEYS:
         name = row["key"]
-        if "." in name and name not in MACHINE_BOUND:
-            values[name] = literal_eval(row["RGBNT201"] or row["default"])
+        if "." in name and (every_key or row[dataset]):
+            values[name] = literal_eval(row[dataset] or row["default"])
             section, leaf = name.split(".")
             sections.setdefault(section, []).append(f"  {leaf}: {in_demos_style(name, values[name])}")
     text = "\n".join(f"{section}:\n" + "\n".join(lines) for section, lines in sections.items())
-    return text + "\nOUTPUT_DIR: '../RGBNT201'\n", values
+    return text + f"\nOUTPUT_DIR: '../{dataset}'\n", values
 
 
 def error(*arguments):
@@ -121,19 +125,15 @@ def test_there_are_configs_for_both_data_sets_we_read():
     assert {path.parent.name for path in (ROOT / "configs").rglob("*.yml")} >= {"RGBNT201", "Synthetic"}
 
 
-def test_demos_own_file_loads_but_for_what_is_not_there_yet(tmp_path):
-    text, values = demo_file()
-    path = write(tmp_path, text)
-    assert all(yaml.safe_load(text)["MODEL"][name.split(".")[1]] is True for name in NOT_HERE_YET)
-    message = error(path)
-    assert "MODEL.HDM is True" in message and "set MODEL.HDM to False" in message
-    assert "MODEL.ATM is True" in error(path, ["MODEL.HDM", "False"])
-
-    cfg = load_cfg(path, ["MODEL.HDM", "False", "MODEL.ATM", "False"])
-    for name, value in values.items():
-        if name not in NOT_HERE_YET:
-            assert value_of(cfg, name) == value, name
-    assert (cfg.MODEL.DEVICE_ID, cfg.DATASETS.NAMES, cfg.OUTPUT_DIR) == ("0", "RGBNT201", "../RGBNT201")
+@pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
+@pytest.mark.parametrize("dataset", PUBLISHED)
+def test_demos_own_files_load(tmp_path, dataset, every_key):
+    text, values = demo_file(dataset, every_key)
+    assert len(values) == (len(DEMO_KEYS) if every_key else len([row for row in DEMO_KEYS if row[dataset]]) + 1)
+    cfg, defaults = load_cfg(write(tmp_path, text)), get_cfg()
+    for key in KEYS:
+        assert value_of(cfg, key.name) == values.get(key.name, value_of(defaults, key.name)), key.name
+    assert cfg.MODEL.HDM and cfg.MODEL.ATM and dataset == cfg.DATASETS.NAMES and cfg.SOLVER.STEPS == (40, 70)
 
 
 @pytest.mark.parametrize(("text", "name", "expected"), [
@@ -145,7 +145,8 @@ def test_demos_own_file_loads_but_for_what_is_not_there_yet(tmp_path):
     ("MODEL: {SIE_COE: 1}", "MODEL.SIE_COE", 1.0),
     ("MODEL: {STRIDE_SIZE: [ 12, 12 ]}", "MODEL.STRIDE_SIZE", [12, 12]),
     ("MODEL: {STRIDE_SIZE: '(12, 12)'}", "MODEL.STRIDE_SIZE", [12, 12]),
-    ("SOLVER: {STEPS: [1, 2]}", "SOLVER.STEPS", (1, 2)),
+    ("SOLVER: {STEPS: [40, 70]}", "SOLVER.STEPS", (40, 70)),
+    ("MODEL: {IF_WITH_CENTER: no}", "MODEL.IF_WITH_CENTER", "no"),
     ("TEST: {MISS: \"nothing\"}", "TEST.MISS", "nothing"),
     ("TEST: {MISS: None}", "TEST.MISS", "None"),
     ("TEST: {MISS: n}", "TEST.MISS", "n"),
@@ -183,7 +184,8 @@ def test_switches_on_the_command_line(text, expected):
 
 @pytest.mark.parametrize("opts", [
     [], ["MODEL.IF_LABELSMOOTH", "off", "TEST.FEAT_NORM", "no", "TEST.MISS", "nt", "MODEL.DEVICE", "cpu"],
-    ["SOLVER.WEIGHT_DECAY", "1e-5", "SOLVER.STEPS", "(1, 2)", "OUTPUT_DIR", "a b/ü"],
+    ["SOLVER.WEIGHT_DECAY", "1e-5", "SOLVER.STEPS", "(40, 70)", "OUTPUT_DIR", "a b/ü"],
+    ["MODEL.METRIC_LOSS_TYPE", "triplet_center", "MODEL.IF_WITH_CENTER", "yes", "MODEL.DEVICE_ID", "3"],
 ])
 def test_a_dumped_configuration_loads_back_equal(tmp_path, opts):
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", opts)
@@ -261,15 +263,20 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["SOLVER.IMS_PER_BATCH", "100"], ["SOLVER.IMS_PER_BATCH is 100", "DATALOADER.NUM_INSTANCE 16", "such as 96"]),
     (["SOLVER.IMS_PER_BATCH", "3"], ["SOLVER.IMS_PER_BATCH is 3", "such as 32"]),
     (["SOLVER.IMS_PER_BATCH", "16"], ["SOLVER.IMS_PER_BATCH", "DATALOADER.NUM_INSTANCE", "both 16", "larger multiple"]),
-    (["MODEL.HDM", "True"], ["MODEL.HDM is True", "not there yet", "set MODEL.HDM to False"]),
-    (["MODEL.ATM", "True"], ["MODEL.ATM is True", "not there yet", "set MODEL.ATM to False"]),
-    (["MODEL.PROMPT", "True"], ["MODEL.PROMPT is True", "MambaPro", "set it to False"]),
-    (["MODEL.ADAPTER", "True"], ["MODEL.ADAPTER is True", "MambaPro", "set it to False"]),
-    (["MODEL.FROZEN", "True"], ["MODEL.FROZEN is True", "set MODEL.FROZEN to False"]),
-    (["MODEL.SIE_VIEW", "True"], ["MODEL.SIE_VIEW is True", "set MODEL.SIE_VIEW to False"]),
-    (["MODEL.DIST_TRAIN", "True"], ["MODEL.DIST_TRAIN is True", "set MODEL.DIST_TRAIN to False"]),
-    (["MODEL.IF_WITH_CENTER", "yes"], ["MODEL.IF_WITH_CENTER is 'yes'", "set MODEL.IF_WITH_CENTER to 'no'"]),
-    (["TEST.RE_RANKING", "yes"], ["TEST.RE_RANKING is 'yes'", "set TEST.RE_RANKING to 'no'"]),
+    (["SOLVER.IMS_PER_BATCH", "1"], ["SOLVER.IMS_PER_BATCH is 1", "BatchNorm", "raise it"]),
+    (["SOLVER.IMS_PER_BATCH", "1", "DATALOADER.SAMPLER", "softmax"], ["SOLVER.IMS_PER_BATCH is 1", "BatchNorm", "raise it"]),
+    (["DATALOADER.SAMPLER", "random"], ["DATALOADER.SAMPLER", "'random'", "'softmax_triplet' or 'softmax'"]),
+    (["MODEL.ATM", "True"], ["MODEL.ATM is True", "MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"]),
+    (["MODEL.METRIC_LOSS_TYPE", "contrastive"], ["MODEL.METRIC_LOSS_TYPE", "'contrastive'", "'triplet_center'"]),
+    (["MODEL.METRIC_LOSS_TYPE", "triplet_centre"], ["MODEL.METRIC_LOSS_TYPE", "the nearest is 'triplet_center'"]),
+    (["MODEL.IF_WITH_CENTER", "yes"], ["MODEL.IF_WITH_CENTER is 'yes'", "METRIC_LOSS_TYPE 'triplet' has no center loss",
+                                       "METRIC_LOSS_TYPE to 'triplet_center'", "IF_WITH_CENTER to 'no'"]),
+    (["SOLVER.CENTER_LOSS_WEIGHT", "0"], ["SOLVER.CENTER_LOSS_WEIGHT", "greater than 0"]),
+    (["SOLVER.CENTER_LR", "0"], ["SOLVER.CENTER_LR", "greater than 0"]),
+    (["SOLVER.OPTIMIZER_NAME", "RMSprop"], ["SOLVER.OPTIMIZER_NAME", "'RMSprop'", "'SGD' or 'Adam' or 'AdamW'"]),
+    (["TEST.NECK_FEAT", "aftre"], ["TEST.NECK_FEAT", "the nearest is 'after'"]),
+    (["MODEL.DEVICE_ID", "0,1"], ["MODEL.DEVICE_ID", "'0,1'", "the number of one GPU"]),
+    (["MODEL.DEVICE_ID", "-1"], ["MODEL.DEVICE_ID", "'-1'", "the number of one GPU"]),
     (["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_244"], ["MODEL.TRANSFORMER_TYPE", "nearest", "'vit_base_patch16_224'"]),
     (["MODEL.TRANSFORMER_TYPE", "ViT-B16"], ["MODEL.TRANSFORMER_TYPE", "'ViT-B16'", "nearest known is 'ViT-B-16'"]),
     (["MODEL.TRANSFORMER_TYPE", "resnet50"], ["MODEL.TRANSFORMER_TYPE", "'resnet50'", "'ViT-B-16'"]),
@@ -279,7 +286,6 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["MODEL.DIRECT", "2"], ["MODEL.DIRECT", "2", "0 or 1"]),
     (["SOLVER.OPTIMIZER_NAME", "adam"], ["SOLVER.OPTIMIZER_NAME", "'adam'", "nearest is 'Adam'"]),
     (["SOLVER.AMP", "bf61"], ["SOLVER.AMP", "'bf61'", "nearest is 'bf16'"]),
-    (["DATASETS.NAMES", "RGBNT210"], ["DATASETS.NAMES", "'RGBNT210'", "'RGBNT201'"]),
     (["MODEL.DEVICE", "gpu"], ["MODEL.DEVICE", "'gpu'", "'cuda:0'"]),
     (["MODEL.DEVICE", "cuda:x"], ["MODEL.DEVICE", "'cuda:x'", "'cuda:0'"]),
     (["MODEL.DEVICE", "cuda:"], ["MODEL.DEVICE", "'cuda:'", "'cuda:0'"]),
@@ -295,6 +301,18 @@ def test_a_wrong_value_is_told(opts, said):
     message = error(None, opts)
     assert [part for part in said if part not in message] == []
     assert message.endswith((".", "…"))
+
+
+@pytest.mark.parametrize("opts", [
+    ["MODEL.HDM", "True"], ["MODEL.HDM", "True", "MODEL.ATM", "True"],
+    ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.USE_SDTPS", "True"], ["MODEL.FROZEN", "True"], ["TEST.RE_RANKING", "yes"],
+    ["MODEL.METRIC_LOSS_TYPE", "center", "MODEL.IF_WITH_CENTER", "yes"], ["MODEL.METRIC_LOSS_TYPE", "triplet_center"],
+    ["DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "7"],
+    ["DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "16", "DATALOADER.NUM_INSTANCE", "16"],
+], ids=" ".join)
+def test_what_demo_names_loads(opts):
+    cfg = load_cfg(None, opts)
+    assert {name: str(value_of(cfg, name)) for name in opts[::2]} == dict(zip(opts[::2], opts[1::2], strict=True))
 
 
 def test_a_wrong_value_in_a_file_is_told_with_the_file(tmp_path):

@@ -1,25 +1,42 @@
-"""The model: its outputs in training and evaluation, PIFE, missing modalities, and where gradients go."""
+"""The model: its outputs in training and evaluation, PIFE, what the fusion is given, and where gradients go."""
 from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
+from reference.fusion import Fusion
 from tiny import CAMERAS, CLASSES, PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 
 from config import MODALITIES, UserError
 from modeling import make_model
+from modeling.weights import to_demo
 
 B, C = 4, WIDTH
 KEPT_TOKENS = 6 + 1
-SWITCHES = [dict(zip(("MODEL.DIRECT", "MODEL.USE_SDTPS", "MODEL.GLOBAL_LOCAL"), values, strict=True))
-            for values in product((0, 1), (False, True), (False, True))]
-ALL_SWITCHES = pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "-".join(map(str, switches.values())))
-MISSING = {"r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"], "nt": ["NI", "TI"]}
+FUSION = {"none": {}, "HDM": {"MODEL.HDM": True}, "ATM": {"MODEL.HDM": True, "MODEL.ATM": True, "MODEL.HEAD": 4}}
+BOTH = ("MODEL.USE_SDTPS", True, "MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
+SWITCHES = [{"MODEL.DIRECT": direct, "MODEL.USE_SDTPS": sdtps, "MODEL.GLOBAL_LOCAL": pife} | FUSION[fusion]
+            for direct, sdtps, pife, fusion in product((0, 1), (False, True), (False, True), FUSION)]
 
 
-def as_opts(switches):
-    return [part for item in switches.items() for part in item]
+@pytest.fixture(scope="module", params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values())))
+def switched(request):
+    """(switches, a model with them): every combination; HDM without dropout, whose masks nothing here could follow."""
+    switches = request.param
+    model = randomised(tiny_model(*(part for item in switches.items() for part in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"))
+    if model.hdm:
+        model.hdm.dropout = 0.0
+    return switches, model
+
+
+def head_names(switches):
+    return (["sdtps"] * switches["MODEL.USE_SDTPS"] + ["moe"] * ("MODEL.HDM" in switches)
+            + (["original"] if switches["MODEL.DIRECT"] else list(MODALITIES)))
+
+
+def width_of(head):
+    return C * {"sdtps": 3, "moe": 7, "original": 3}.get(head, 1)
 
 
 def randomised(model):
@@ -47,30 +64,44 @@ def by_hand(model, images, cameras):
     return patches, globals_
 
 
+def plain_fusion(model):
+    """The model's HDM and ATMoE as seven attentions and an expert after the other."""
+    plain = Fusion(C, model.atmoe.heads if model.atmoe else None, dropout=0.0)
+    plain.load_state_dict({name.removeprefix("generalFusion."): tensor for name, tensor in to_demo(model.state_dict()).items()
+                           if name.startswith("generalFusion.")})
+    return plain.train(model.training)
+
+
 def expected_features(model, images, cameras):
-    """Features in the order of the heads: SDTPS (B, 3C), then the original (B, 3C) or one (B, C) per modality."""
+    """Features in the order of the heads: SDTPS (B, 3C), MoE (B, 7C), the original (B, 3C) or one (B, C) per modality."""
     patches, globals_ = by_hand(model, images, cameras)
     features = []
     if model.sdtps:
         slimmed = model.sdtps(*patches.values(), *globals_.values())[:3]
         assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
         features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
+        patches = dict(zip(MODALITIES, slimmed, strict=True))
+    if model.hdm:
+        features.append(plain_fusion(model)(patches, globals_))
     return features + ([torch.cat(list(globals_.values()), dim=1)] if model.one_head else list(globals_.values()))
 
 
-@ALL_SWITCHES
 @torch.no_grad()
-def test_training_pairs(switches):
-    model = randomised(tiny_model(*as_opts(switches))).train()
+def test_training_pairs(switched):
+    switches, model = switched
+    model.train()
     images, cameras = random_images(1)
     expected = expected_features(model, images, cameras)
-    heads = ["sdtps"] * switches["MODEL.USE_SDTPS"] + (["original"] if switches["MODEL.DIRECT"] else list(MODALITIES))
+    heads = head_names(switches)
     outputs = model(images, cameras)
     assert isinstance(outputs, tuple)
+    if "MODEL.HDM" in switches:
+        *outputs, auxiliary = outputs
+        assert type(auxiliary) is int and auxiliary == 0
     assert len(outputs) == 2 * len(heads)
     for scores, feature, wanted, name in zip(outputs[::2], outputs[1::2], expected, heads, strict=True):
         assert scores.shape == (B, CLASSES)
-        assert feature.shape == (B, C if name in MODALITIES else 3 * C)
+        assert feature.shape == (B, width_of(name))
         assert relative_error(feature, wanted) < 1e-5, name
         # the head: BatchNorm on the batch's statistics, then a product
         head = model.heads[name]
@@ -79,24 +110,63 @@ def test_training_pairs(switches):
     assert list(model.heads) == heads
 
 
-@ALL_SWITCHES
 @torch.no_grad()
-def test_patterns(switches):
-    model = randomised(tiny_model(*as_opts(switches))).eval()
+def test_patterns(switched):
+    switches, model = switched
+    model.eval()
     images, cameras = random_images(2)
     features = expected_features(model, images, cameras)
-    enhanced = features[:1] if switches["MODEL.USE_SDTPS"] else []
-    original = torch.cat(features[len(enhanced):], dim=1)
-    expected = {1: original, 2: enhanced[0] if enhanced else original, 3: torch.cat([original, *enhanced], dim=1)}
-    assert expected[3].shape == (B, 6 * C if enhanced else 3 * C)
+    count = len([name for name in head_names(switches) if name in ("sdtps", "moe")])
+    enhanced, original = features[:count], torch.cat(features[count:], dim=1)
+    expected = {1: original, 2: torch.cat(enhanced or [original], dim=1), 3: torch.cat([original, *enhanced], dim=1)}
 
     patterns = model.patterns(images, cameras)
     assert patterns.keys() == expected.keys()
     for pattern, wanted in expected.items():
         assert patterns[pattern].shape == wanted.shape
         assert relative_error(patterns[pattern], wanted) < 1e-5, pattern
-        assert torch.equal(model(images, cameras, return_pattern=pattern), patterns[pattern])
     assert torch.equal(model(images, cameras), patterns[3])
+    for pattern in (1, 2):
+        assert torch.equal(model(images, cameras, return_pattern=pattern), patterns[pattern])
+
+
+@torch.no_grad()
+def test_hdm_sees_the_slimmed_tokens():
+    """With SDTPS its feature is not that of all patches; without, there is nothing else to see."""
+    model = randomised(tiny_model(*BOTH)).eval()
+    images, cameras = random_images(10)
+    patches, globals_ = model.encode(images, cameras)
+    slimmed, _ = model.slim(patches, globals_)
+    plain, found = plain_fusion(model), model.features(patches, globals_)["moe"]
+    assert relative_error(found, plain(slimmed, globals_)) < 1e-5
+    assert relative_error(found, plain(patches, globals_)) > 0.01
+    unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in globals_.items()}
+    assert relative_error(found, plain(slimmed, unpooled)) > 0.01
+
+
+@pytest.mark.parametrize("direct", [0, 1])
+@torch.no_grad()
+def test_features_after_the_neck(direct):
+    """TEST.NECK_FEAT after: the BatchNorm of each feature's head, with its running statistics."""
+    before = randomised(tiny_model(*BOTH, "MODEL.DIRECT", direct))
+    after = tiny_model(*BOTH, "MODEL.DIRECT", direct, "TEST.NECK_FEAT", "after")
+    images, cameras = random_images(11)
+    before.train()(images, cameras)
+    after.load_state_dict(before.state_dict())
+    found = after.eval().patterns(images, cameras)
+    features = before.eval().features(*before.encode(images, cameras))
+    for name, feature in features.items():
+        norm = before.heads[name].bottleneck
+        assert norm.num_batches_tracked == 1 and norm.bias.eq(0).all()
+        features[name] = (feature - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight
+    original = torch.cat([features["original"]] if direct else [features[modality] for modality in MODALITIES], dim=1)
+    expected = {1: original, 2: torch.cat([features["sdtps"], features["moe"]], dim=1),
+                3: torch.cat([original, features["sdtps"], features["moe"]], dim=1)}
+    for pattern, wanted in expected.items():
+        assert relative_error(found[pattern], wanted) < 1e-5, pattern
+        assert relative_error(found[pattern], before.patterns(images, cameras)[pattern]) > 0.05
+    for one, other in zip(after.train()(images, cameras)[:-1], before.train()(images, cameras)[:-1], strict=True):
+        assert one.shape == other.shape
 
 
 @pytest.mark.parametrize("pife", [True, False])
@@ -130,38 +200,20 @@ def test_camera_changes_the_features():
     assert not torch.allclose(model(images, cameras), model(images, (cameras + 1) % CAMERAS))
 
 
-@pytest.mark.parametrize("miss, modalities", MISSING.items())
-@torch.no_grad()
-def test_missing_modalities(miss, modalities):
-    complete, model = tiny_model(), tiny_model("TEST.MISS", miss)
-    images, cameras = random_images(6)
-    zeroed = {modality: image * (modality not in modalities) for modality, image in images.items()}
-    found, expected = model.eval().patterns(images, cameras), complete.eval().patterns(zeroed, cameras)
-    untouched = complete.patterns(images, cameras)
-    for pattern in (1, 2, 3):
-        assert torch.equal(found[pattern], expected[pattern])
-        assert not torch.allclose(found[pattern], untouched[pattern])
-    for one, other in zip(model.train()(images, cameras), complete.train()(images, cameras), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("miss", ["None", "nothing"])
-@torch.no_grad()
-def test_nothing_missing(miss):
-    images, cameras = random_images(7)
-    assert torch.equal(tiny_model("TEST.MISS", miss).eval()(images, cameras), tiny_model().eval()(images, cameras))
-
-
 def without_gradient(model, seed=8):
-    """Trainable parameters that a backward through every training output leaves without a gradient, or with zeros."""
+    """Parameters that a backward through every training output leaves without a gradient, or with zeros."""
     images, cameras = random_images(seed)
     generator = torch.Generator().manual_seed(seed)
-    outputs = model.train()(images, cameras)
+    outputs = [output for output in model.train()(images, cameras) if isinstance(output, torch.Tensor)]
+    model.zero_grad()
     sum((output * torch.randn(output.shape, generator=generator)).sum() for output in outputs).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
-    return {name for name, parameter in model.named_parameters()
-            if parameter.requires_grad and (parameter.grad is None or parameter.grad.eq(0).all())}
+    return {name for name, parameter in model.named_parameters() if parameter.grad is None or parameter.grad.eq(0).all()}
+
+
+def fixed(model):
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 # A softmax over the selected tokens does not feel a bias that they share: its gradient is zero but for rounding.
@@ -170,9 +222,10 @@ SCORERS = {f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
            for name in ("rgb", "nir", "tir") for layer in (0, 2) for part in ("weight", "bias")}
 
 
-@ALL_SWITCHES
-def test_a_backward_reaches_every_parameter(switches):
-    assert without_gradient(randomised(tiny_model(*as_opts(switches)))) - UNFELT == set()
+def test_a_backward_reaches_every_parameter(switched):
+    _, model = switched
+    assert fixed(model) == {f"heads.{name}.bottleneck.bias" for name in model.heads}
+    assert without_gradient(model) - UNFELT == fixed(model)
 
 
 @pytest.mark.parametrize("opts, expected", [
@@ -183,44 +236,59 @@ def test_a_backward_reaches_every_parameter(switches):
 ], ids=str)
 def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
     """By the extra token's weights where something is dropped, by Gumbel's mask; not where guidance alone decides."""
-    assert without_gradient(randomised(tiny_model(*opts))) - UNFELT == expected
+    model = randomised(tiny_model(*opts))
+    assert without_gradient(model) - UNFELT - fixed(model) == expected
 
 
-@ALL_SWITCHES
-def test_necks_bias_is_frozen(switches):
-    model = tiny_model(*as_opts(switches))
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {f"heads.{name}.bottleneck.bias" for name in model.heads}
-    assert all(head.bottleneck.bias.eq(0).all() for head in model.heads.values())
+def test_a_frozen_trunk():
+    """MODEL.FROZEN: the transformer keeps its weights; the camera embedding and all that follows learn."""
+    model = randomised(tiny_model(*BOTH, "MODEL.FROZEN", True))
+    transformer = {f"trunk.vit.{name}" for name, _ in model.trunk.vit.named_parameters()}
+    assert fixed(model) - transformer == {f"heads.{name}.bottleneck.bias" for name in model.heads}
+    assert transformer < fixed(model) and "trunk.camera_embedding" not in fixed(model)
+    assert without_gradient(model) - UNFELT == fixed(model)
 
 
 def test_heads_start():
     model = make_model(tiny_cfg(), 500, CAMERAS)
     for head in model.heads.values():
-        assert head.classifier.bias is None
+        assert head.classifier.bias is None and head.bottleneck.bias.eq(0).all()
         assert float(head.classifier.weight.detach().std()) == pytest.approx(0.001, rel=0.02)
         assert head.bottleneck.weight.eq(1).all()
 
 
-@ALL_SWITCHES
-def test_pair_weights(switches):
-    model = tiny_model(*as_opts(switches), "MODEL.SDTPS_LOSS_WEIGHT", "0.7")
-    assert model.pair_weights == (0.7,) * switches["MODEL.USE_SDTPS"] + (1.0,) * (1 if switches["MODEL.DIRECT"] else 3)
+def test_pairs_weights_and_widths(switched):
+    switches, model = switched
+    heads = head_names(switches)
+    assert model.pair_weights == tuple(0.7 if name == "sdtps" else 1.0 for name in heads)
+    assert list(model.widths.items()) == [(name, width_of(name)) for name in heads]
 
 
+@pytest.mark.parametrize("opts, near", [(BOTH, (1,)), ((*BOTH, "MODEL.USE_SDTPS", False), (1, 2, 3))], ids=["SDTPS", "DeMo"])
 @torch.no_grad()
-def test_autocast_leaves_features_in_float32_and_near():
-    model = tiny_model().eval()
+def test_autocast_leaves_features_in_float32_and_near(opts, near):
+    """Where SDTPS chooses patches, a rounding may choose others: only the original feature is near."""
+    model = tiny_model(*opts).eval()
     images, cameras = random_images(9)
     expected = model.patterns(images, cameras)
     with torch.autocast("cpu", torch.bfloat16):
         found = model.patterns(images, cameras)
-    assert all(feature.dtype is torch.float32 for feature in found.values())
-    similarity = F.cosine_similarity(found[1], expected[1])
-    assert similarity.amin() > 0.99
-    assert not torch.equal(found[1], expected[1])
+    for pattern, feature in found.items():
+        assert feature.dtype is torch.float32
+        assert not torch.equal(feature, expected[pattern])
+        assert pattern not in near or F.cosine_similarity(feature, expected[pattern]).amin() > 0.99
 
 
 def test_sdtps_ratios_that_leave_no_token():
     with pytest.raises(UserError, match=r"MODEL\.SDTPS_SPARSE_RATIO"):
         tiny_model("MODEL.SDTPS_SPARSE_RATIO", "0.1", "MODEL.SDTPS_AGGR_RATIO", "0.1")
+
+
+def test_atmoe_needs_hdm():
+    with pytest.raises(UserError, match=r"MODEL\.ATM is True and MODEL\.HDM False"):
+        tiny_model("MODEL.ATM", True, "MODEL.HEAD", 4)
+
+
+def test_heads_that_do_not_divide_the_width():
+    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, .* width 64"):
+        tiny_model("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 12)

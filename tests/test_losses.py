@@ -1,11 +1,18 @@
-"""Identity and triplet losses against the reference system's numbers and slow versions of themselves."""
+"""Identity, triplet and center losses against the reference system's numbers and slow versions of themselves."""
 import pytest
 import torch
 from golden_cases import load_case, relative_error
 from reference import losses as reference
-from tiny import tiny_cfg
+from tiny import CLASSES, random_images, tiny_cfg, tiny_model
 
-from modeling.losses import batch_hard_triplet_loss, euclidean_distance, identity_loss, total_loss
+from modeling.losses import (
+    CenterLoss,
+    batch_hard_triplet_loss,
+    euclidean_distance,
+    identity_loss,
+    make_center_losses,
+    total_loss,
+)
 
 MARGINS = pytest.mark.parametrize("margin", [None, 0.0, 0.3, 5.0])
 SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])
@@ -117,3 +124,117 @@ def test_total_wants_a_weight_for_every_pair():
     features, scores, labels = draw(7)
     with pytest.raises(ValueError):
         total_loss(tiny_cfg(), (scores, features, scores, features), labels, [1.0])
+
+
+# Centers
+
+WIDTHS = (10, 4)
+CENTER = ["MODEL.METRIC_LOSS_TYPE", "triplet_center"]
+
+
+def draw_pairs(classes=6):
+    """(scores, feature) pairs of the WIDTHS for one batch, as a flat list, and its labels."""
+    outputs = []
+    for seed, width in enumerate(WIDTHS, start=5):
+        generator = torch.Generator().manual_seed(seed)
+        outputs += [3 * torch.randn(12, classes, generator=generator), torch.randn(12, width, generator=generator)]
+    return outputs, draw(5)[2]
+
+
+@SEEDS
+def test_center(seed):
+    """Values, and gradients of features and of centers."""
+    features, _, labels = draw(seed)
+    torch.manual_seed(seed)
+    loss = CenterLoss(7, features.shape[1])
+    expected_centers = loss.centers.detach().double().requires_grad_()
+    value, gradient = with_gradient(lambda leaf: loss(leaf, labels), features)
+    expected = with_gradient(lambda leaf: reference.center_loss(leaf, labels, expected_centers), features.double())
+    assert float(value) == pytest.approx(float(expected[0]), rel=1e-6)
+    assert relative_error(gradient, expected[1]) < 1e-6
+    assert relative_error(loss.centers.grad, expected_centers.grad) < 1e-6
+    assert loss.centers.grad[4:].eq(0).all()  # of identities that are not in the batch
+    assert loss.centers.grad[:4].abs().sum(1).min() > 0
+
+
+def test_center_by_hand():
+    loss = CenterLoss(3, 2)
+    with torch.no_grad():
+        loss.centers.copy_(torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, -1.0]]))
+    # (1² + 2²) and (3² + 0²) from the centers of identities 0 and 2
+    value = loss(torch.tensor([[2.0, 4.0], [3.0, -1.0]]), torch.tensor([0, 2]))
+    value.backward()
+    assert float(value.detach()) == pytest.approx((5 + 9) / 2)
+    assert loss.centers.grad.tolist() == [[-1.0, -2.0], [0.0, 0.0], [-3.0, 0.0]]
+
+
+def test_a_center_is_where_its_features_mean_is():
+    """The loss is least there, and 0 for features that are all at their center."""
+    features, _, labels = draw(1)
+    loss = CenterLoss(4, features.shape[1])
+    with torch.no_grad():
+        loss.centers.copy_(torch.stack([features[labels == label].mean(0) for label in range(4)]))
+    loss(features, labels).backward()
+    assert loss.centers.grad.abs().max() < 1e-6
+    assert float(loss(loss.centers.detach()[labels], labels).detach()) == 0
+
+
+def test_centers_start_as_standard_normal():
+    torch.manual_seed(0)
+    centers = CenterLoss(200, 50).centers
+    assert centers.requires_grad
+    centers = centers.detach()
+    assert abs(float(centers.mean())) < 0.02 and float(centers.std()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("kind, count", [("triplet", 0), ("center", 2), ("triplet_center", 2)])
+def test_a_center_loss_for_every_pair_where_the_metric_names_it(kind, count):
+    losses = make_center_losses(tiny_cfg("MODEL.METRIC_LOSS_TYPE", kind), 6, WIDTHS)
+    assert [tuple(loss.centers.shape) for loss in losses] == [(6, width) for width in WIDTHS[:count]]
+
+
+@pytest.mark.parametrize("opts", [[], ["MODEL.DIRECT", "0"], ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"]],
+                         ids=str)
+def test_a_models_widths_are_those_of_its_training_features(opts):
+    cfg, model = tiny_cfg(*CENTER, *opts), tiny_model(*CENTER, *opts)
+    images, cameras = random_images(1)
+    outputs = model.train()(images, cameras)
+    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    assert [tuple(loss.centers.shape) for loss in losses] == [(CLASSES, feature.shape[1]) for feature in outputs[1::2]]
+    total_loss(cfg, outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights, losses).backward()
+    assert all(loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all() for loss in losses)
+
+
+@pytest.mark.parametrize("auxiliary", [(), (0,), (torch.tensor(0.75),)], ids=["none", "0", "a tensor"])
+@pytest.mark.parametrize("sampler", ["softmax_triplet", "softmax"])
+@pytest.mark.parametrize("kind", ["triplet", "center", "triplet_center"])
+def test_total_of_every_metric_loss(kind, sampler, auxiliary):
+    """The triplet loss needs the batches of identities; the number at the end of the outputs is added as it is."""
+    cfg = tiny_cfg("MODEL.METRIC_LOSS_TYPE", kind, "DATALOADER.SAMPLER", sampler, "SOLVER.CENTER_LOSS_WEIGHT", "0.02",
+                   "MODEL.ID_LOSS_WEIGHT", "0.25", "MODEL.TRIPLET_LOSS_WEIGHT", "3")
+    torch.manual_seed(2)
+    losses = make_center_losses(cfg, 6, WIDTHS)
+    outputs, labels = draw_pairs()
+    pair_weights = (0.3, 2.0)
+    expected = float(sum(auxiliary))
+    for index, weight in enumerate(pair_weights):
+        scores, features = (part.double() for part in outputs[2 * index:2 * index + 2])
+        pair = 0.25 * float(reference.label_smoothed_cross_entropy(scores, labels, 0.1))
+        if "triplet" in kind and sampler == "softmax_triplet":
+            pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
+        if "center" in kind:
+            pair += 0.02 * float(reference.center_loss(features, labels, losses[index].centers.detach().double()))
+        expected += weight * pair
+    found = total_loss(cfg, (*outputs, *auxiliary), labels, pair_weights, losses)
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_center_is_computed_in_float32_under_autocast():
+    outputs, labels = draw_pairs()
+    half = [part.bfloat16() for part in outputs]
+    cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
+    losses = make_center_losses(cfg, 6, WIDTHS)
+    expected = total_loss(cfg, [part.float() for part in half], labels, [1.0, 1.0], losses)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = total_loss(cfg, half, labels, [1.0, 1.0], losses)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)

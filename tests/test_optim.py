@@ -1,12 +1,14 @@
 """The optimiser's groups and the learning-rate schedule."""
+from functools import partial
+
 import pytest
 import torch
-from golden_cases import load_case
+from golden_cases import load_case, relative_error
 from tiny import CLIP_CONFIG, clip_model, random_images, tiny_cfg, tiny_model
 
 from config import load_cfg
-from engine.optim import make_optimizer, make_scheduler, parameter_groups
-from modeling.losses import total_loss
+from engine.optim import make_center_optimizer, make_optimizer, make_scheduler, parameter_groups
+from modeling.losses import make_center_losses, total_loss
 
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
 SOLVER = ["SOLVER.BASE_LR", str(BASE_LR), "SOLVER.BIAS_LR_FACTOR", str(BIAS_FACTOR), "SOLVER.WEIGHT_DECAY", str(DECAY),
@@ -94,6 +96,50 @@ def test_groups_are_few():
     assert len({(group["lr"], group["weight_decay"]) for group in groups}) == 4
 
 
+def sgd_by_hand(value, gradient, state, rate, decay):
+    gradient = gradient + decay * value
+    state["speed"] = 0.7 * state["speed"] + gradient if state else gradient
+    return value - rate * state["speed"]
+
+
+def adam_by_hand(value, gradient, state, rate, decay, decoupled=False):
+    """Weight decay as part of the gradient; `decoupled` (AdamW): of the step."""
+    value, gradient = (value * (1 - rate * decay), gradient) if decoupled else (value, gradient + decay * value)
+    state["steps"] = state.get("steps", 0) + 1
+    state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * gradient
+    state["square"] = 0.999 * state.get("square", 0.0) + 0.001 * gradient ** 2
+    mean, square = state["mean"] / (1 - 0.9 ** state["steps"]), state["square"] / (1 - 0.999 ** state["steps"])
+    return value - rate * mean / (square.sqrt() + 1e-8)
+
+
+BY_HAND = {"SGD": sgd_by_hand, "Adam": adam_by_hand, "AdamW": partial(adam_by_hand, decoupled=True)}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_three_steps_by_hand(name):
+    """Of every parameter in float64, with the rate and the decay of its group; decays so large that they show."""
+    opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7", "SOLVER.WEIGHT_DECAY", "5",
+            "SOLVER.WEIGHT_DECAY_BIAS", "10"]
+    cfg, model = tiny_cfg(*opts), tiny_model(*opts)
+    optimizer = make_optimizer(cfg, model)
+    settings = {id(parameter): (group["lr"], group["weight_decay"])
+                for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in settings}
+    values = {name: parameter.detach().double() for name, parameter in trained.items()}
+    states = {name: {} for name in trained}
+    assert len({settings[id(parameter)] for parameter in trained.values()}) == 4
+    labels = torch.tensor([0, 0, 1, 1])
+    for seed in range(3):
+        images, cameras = random_images(seed)
+        optimizer.zero_grad()
+        total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights).backward()
+        values = {key: BY_HAND[name](values[key], parameter.grad.double(), states[key], *settings[id(parameter)])
+                  for key, parameter in trained.items()}
+        optimizer.step()
+    for key, parameter in trained.items():
+        assert torch.allclose(parameter.detach().double(), values[key], rtol=1e-5, atol=1e-7), key
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_optimizer_steps(name):
     opts = ["SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
@@ -110,3 +156,45 @@ def test_optimizer_steps(name):
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
         assert parameter.isfinite().all(), name
+
+
+# Centers
+
+@pytest.mark.parametrize("sdtps_weight", [1.0, 0.3])
+@pytest.mark.parametrize("weight", [0.0005, 1.0, 40.0])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps_weight):
+    """CENTER_LR times the gradient of the loss without CENTER_LOSS_WEIGHT, whatever moves the model."""
+    opts = ["SOLVER.OPTIMIZER_NAME", name, "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.CENTER_LR", "0.25",
+            "SOLVER.CENTER_LOSS_WEIGHT", weight, "MODEL.SDTPS_LOSS_WEIGHT", sdtps_weight]
+    cfg, model = tiny_cfg(*opts), tiny_model(*opts)
+    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    before = [loss.centers.detach().clone() for loss in losses]
+    images, cameras = random_images(1)
+    labels = torch.tensor([0, 0, 2, 3])
+    outputs = model.train()(images, cameras)
+    total_loss(cfg, outputs, labels, model.pair_weights, losses).backward()
+    optimizer = make_center_optimizer(cfg, losses)
+    optimizer.step()
+    assert len(losses) == 2
+    for loss, start, features, pair_weight in zip(losses, before, outputs[1::2], (sdtps_weight, 1.0), strict=True):
+        # d/dc of the mean of |f - c|²: -2/B Σ (f - c) over the identity's samples.
+        gradient = torch.zeros_like(start)
+        for feature, label in zip(features.detach(), labels.tolist(), strict=True):
+            gradient[label] -= 2 / len(labels) * (feature - start[label])
+        assert relative_error(loss.centers - start, -0.25 * pair_weight * gradient) < 1e-4
+        assert torch.equal(loss.centers[[1, 4]], start[[1, 4]])
+
+
+def test_centers_and_the_model_have_each_their_own_optimizer():
+    opts = ["MODEL.METRIC_LOSS_TYPE", "center", "SOLVER.MOMENTUM", "0.9", "SOLVER.WEIGHT_DECAY", "0.1"]
+    cfg, model = tiny_cfg(*opts), tiny_model(*opts)
+    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    optimizer = make_center_optimizer(cfg, losses)
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is torch.optim.SGD and group["momentum"] == group["weight_decay"] == 0
+    ours = {id(parameter) for part in make_optimizer(cfg, model).param_groups for parameter in part["params"]}
+    assert len(group["params"]) == 2 and not ours & {id(parameter) for parameter in group["params"]}
+    scheduled = make_optimizer(cfg, model)
+    make_scheduler(cfg, scheduled).step(1)  # the schedule is the model's alone
+    assert group["lr"] == pytest.approx(0.5 / 0.0005)

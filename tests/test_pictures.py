@@ -1,6 +1,7 @@
 """Decoding and verifying pictures."""
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -8,7 +9,8 @@ from triplets import FIRST, a_text, config, cut_short, head_alone, message_of, p
 
 from config import UserError
 from datasets import read_splits
-from datasets.pictures import decode, verify
+from datasets.base import Sample
+from datasets.pictures import check_widths, decode, decode_triplet, verify
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
@@ -32,6 +34,40 @@ def test_every_kind_of_picture_gets_three_channels(tmp_path, mode):
     found = decode(str(path))
     assert found.dtype == torch.uint8 and found.shape == (3, 7, 5)
     assert (found.int() - 204).abs().max() <= 2
+
+
+def picture(path, width, height=40):
+    pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return str(path), torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def test_a_triplet_is_three_pictures_or_the_thirds_of_one(tmp_path):
+    paths, expected = zip(*(picture(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
+    for ours, theirs in zip(decode_triplet(Sample(paths, 1, 0)), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    path, whole = picture(tmp_path / "whole.png", 12)
+    for number, part in enumerate(decode_triplet(Sample((path,), 1, 0))):
+        assert torch.equal(part, whole[:, :, 4 * number:4 * number + 4])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_damaged_picture_of_a_triplet_is_told(tmp_path, count):
+    paths = [picture(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
+    a_text(Path(paths[-1]))
+    assert message_of(decode_triplet, Sample(tuple(paths), 1, 0)).startswith(f"The picture {paths[-1]} cannot be read")
+
+
+def test_widths_are_checked_in_order(tmp_path):
+    paths = [picture(tmp_path / f"{number}.png", width)[0] for number, width in enumerate((12, 12, 9, 12, 15))]
+    check_widths(paths[:2], 12)
+    check_widths([], 12)
+    assert f"{paths[2]} is 9 pixels wide, but it must be 12: RGB, NI, TI side by side, 4 each" in message_of(
+        check_widths, paths, 12)
+    cut_short(Path(paths[0]))  # the header is whole
+    assert f"{paths[2]} is 9" in message_of(check_widths, paths, 12)
+    zero_bytes(Path(paths[1]))
+    assert message_of(check_widths, paths, 12).startswith(f"The picture {paths[1]} cannot be read (it is empty)")
 
 
 def test_verify_lists_all_damaged_pictures_and_no_other(own_root):

@@ -99,7 +99,7 @@ def test_an_empty_split_is_told(own_root, split, folder):
 
 
 @pytest.mark.parametrize("name", ["portrait.jpg", "00001_cam1_0_00.jpg", "000001_c1_0_00.jpg", "000001_camX_0.jpg",
-                                  "000001_cam0_0_00.jpg"])
+                                  "000001_cam0_0_00.jpg", "000001_cam12_0_00.jpg"])
 def test_a_name_that_says_no_identity_or_camera_is_told(own_root, name):
     for modality in MODALITIES:
         folder = pictures_of(own_root, modality=modality)

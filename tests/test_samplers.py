@@ -1,11 +1,13 @@
-"""Batches of identities."""
+"""Batches of identities, and shuffled ones."""
 from collections import Counter
 
 import pytest
 import torch
-from triplets import epoch_of
+from triplets import config, epoch_of, message_of
 
-from datasets.samplers import IdentityBatchSampler
+from datasets import read_splits
+from datasets.loaders import batches, train_loader
+from datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 
 COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
 LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
@@ -84,3 +86,78 @@ def test_all_identities_take_part():
     sampler = IdentityBatchSampler(LABELS, 8, 4, seed=0)
     seen = Counter(LABELS[index] for epoch in range(40) for batch in epoch_of(sampler, epoch) for index, _ in batch)
     assert set(seen) == set(COUNTS)
+
+
+# Shuffled batches
+
+@pytest.mark.parametrize(("count", "batch_size"), [(50, 8), (48, 8), (9, 4), (8, 8), (7, 2)])
+def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
+    sampler = ShuffledBatchSampler(count, batch_size, seed=3)
+    left_out = set()
+    for epoch in range(1, 30):
+        found = epoch_of(sampler, epoch)
+        assert len(found) == len(sampler) == count // batch_size
+        assert {len(batch) for batch in found} == {batch_size}
+        indices = [index for batch in found for index, _ in batch]
+        assert len(set(indices)) == len(indices) and set(indices) <= set(range(count))
+        left_out |= set(range(count)) - set(indices)
+        assert len(indices) == count - count % batch_size
+    # The rest is another one every epoch.
+    assert len(left_out) > count % batch_size if count % batch_size else not left_out
+
+
+def test_shuffled_batches_mix_the_samples():
+    """Every sample comes in every place about as often."""
+    sampler = ShuffledBatchSampler(6, 3, seed=0)
+    places = Counter((index, place) for epoch in range(600)
+                     for place, (index, _) in enumerate(item for batch in epoch_of(sampler, epoch) for item in batch))
+    assert len(places) == 36 and min(places.values()) > 60 and max(places.values()) < 150
+
+
+def test_seed_and_epoch_decide_on_shuffled_batches():
+    ours, same = (ShuffledBatchSampler(50, 8, seed=3) for _ in range(2))
+    other = ShuffledBatchSampler(50, 8, seed=4)
+    assert epoch_of(ours, 1) != epoch_of(ours, 2)
+    assert epoch_of(ours, 1) != epoch_of(other, 1)
+    torch.manual_seed(9)  # the state of torch plays no part
+    same.epoch = 5
+    assert epoch_of(same, 1) == epoch_of(ours, 1) == list(ours)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    epoch_of(ours, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_sample_of_a_shuffled_epoch_has_a_seed_of_its_own():
+    sampler = ShuffledBatchSampler(50, 8, seed=3)
+    seeds = [seed for epoch in (1, 2) for batch in epoch_of(sampler, epoch) for _, seed in batch]
+    assert len(set(seeds)) == len(seeds) == 96
+
+
+def softmax_loader(root, *opts):
+    cfg = config(root, "DATALOADER.SAMPLER", "softmax", *opts)
+    return train_loader(cfg, read_splits(cfg, ("train",))["train"])
+
+
+def test_loader_of_shuffled_batches(tiny_root):
+    """48 triplets in batches of 7, which NUM_INSTANCE does not divide: six, and six triplets left out."""
+    loader = softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "7", "DATALOADER.NUM_INSTANCE", "4")
+    loader.batch_sampler.epoch = 1
+    loaded = list(batches(loader))
+    assert len(loader) == len(loaded) == 6
+    assert all(images["TI"].shape == (7, 3, 32, 16) and len(labels) == len(cameras) == 7 for images, labels, cameras in loaded)
+    labels = Counter(torch.cat([labels for _, labels, _ in loaded]).tolist())
+    assert set(labels) <= set(range(6)) and max(labels.values()) <= 8 and sum(labels.values()) == 42
+    expected = [[loader.dataset.labels[index] for index, _ in batch] for batch in epoch_of(loader.batch_sampler, 1)]
+    assert [labels.tolist() for _, labels, _ in loaded] == expected
+
+
+def test_a_shuffled_batch_need_not_hold_an_identity_twice(tiny_root):
+    loader = softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "2")
+    assert any(len(set(labels.tolist())) == 2 for _, labels, _ in batches(loader))
+
+
+def test_too_few_samples_for_a_shuffled_batch_are_told(tiny_root):
+    message = message_of(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
+    assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49" in message and "lower SOLVER.IMS_PER_BATCH" in message
+    assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1

@@ -2,14 +2,15 @@
 from pathlib import Path
 
 import torch
-from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, save, spread
+from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
+from config import MODALITIES
 from config.cli import config_parser, parse, positive_int, run
 from config.files import check_output_file
-from engine.evaluate import TestData, extract_features, make_test_data, normalise, place_name
+from engine.evaluate import TestData, extract_features, make_test_data, place_name, query_distances
 from engine.load import load_model_and_data
-from engine.metrics import left_out, squared_distances
+from engine.metrics import left_out
 
 BEST = 10
 
@@ -33,17 +34,19 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
 
     features (samples, D) of the test data.
     """
-    features = normalise(cfg, features)
     # Spread over the split, whose order is by identity: other people, and other cameras of them.
-    chosen = data.query[spread(len(data.query), queries)]
+    numbers = torch.tensor(spread(len(data.query), queries))
+    chosen = data.query[numbers]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
     places = [data.labels(place_name(cfg), side) for side in (chosen, data.gallery)]
-    distance = squared_distances(features[chosen], features[data.gallery])
+    distance = query_distances(cfg, features, data, numbers)
     distance = distance.masked_fill(left_out(ids[0], ids[1], *places), torch.inf)
     order = distance.argsort(dim=1, stable=True)[:, :BEST]
 
     columns = 1 + order.shape[1]
-    figure, axes = plt.subplots(len(chosen), columns, figsize=(1.1 * columns, 5.6 * len(chosen)), squeeze=False)
+    width, height = room(cfg, 1.8)
+    size = (0.2 + width) * columns, (0.2 + len(MODALITIES) * height) * len(chosen)
+    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
     for row, query in enumerate(chosen.tolist()):
         _cell(cfg, axes[row, 0], data, query, QUERY, "query")
         for column, place in enumerate(order[row].tolist()):
@@ -61,7 +64,8 @@ def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str,
     sample = data.samples[place]
     hide_ticks(axis)
     axis.imshow(np.concatenate(pictures(cfg, sample)))
-    axis.set_title(f"{title}\nid {sample.identity}, camera {sample.camera + 1}", fontsize=7)
+    where = f"scene {sample.scene}" if place_name(cfg) == "scene" else f"camera {sample.camera + 1}"
+    axis.set_title(f"{title}\nid {sample.identity}, {where}", fontsize=7)
     frame(axis, colour)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import hide_ticks, np, pictures, plt, save, spread
+from figures import hide_ticks, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
@@ -36,7 +36,8 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
         raise UserError("MODEL.USE_SDTPS is False, so no tokens are selected; use a configuration with SDTPS.")
     chosen = [samples[place] for place in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
-    figure, axes = plt.subplots(count, 2 * len(MODALITIES), figsize=(7.5, 2.3 * count), squeeze=False)
+    columns, (width, height) = 2 * len(MODALITIES), room(cfg, 2.1)
+    figure, axes = plt.subplots(count, columns, figsize=((0.2 + width) * columns, (0.2 + height) * count), squeeze=False)
     for row, sample in enumerate(chosen):
         for index, (modality, picture) in enumerate(zip(MODALITIES, pictures(cfg, sample), strict=True)):
             mask = masks[modality][row].numpy()[..., None]

@@ -17,7 +17,8 @@ from engine.load import load_model_and_data
 
 def main() -> None:
     parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32, ids and cams (n,) "
-                           "(identities as named on disk, cameras from 0), paths (n, 3) in the order RGB, NI, TI.")
+                           "(identities as named on disk, cameras from 0), paths (n, 3) in the order RGB, NI, TI, or (n, 1) "
+                           "where one picture holds the three side by side.")
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")

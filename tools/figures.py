@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from config.files import written_whole
 from datasets import Sample
-from datasets.pictures import decode
+from datasets.pictures import decode_triplet
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
@@ -20,7 +20,13 @@ HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
 def pictures(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The three pictures of a triplet at the network's size, uint8 (H, W, 3). Raises `UserError`."""
     size = list(cfg.INPUT.SIZE_TEST)
-    return [resize(decode(path), size, antialias=True).permute(1, 2, 0).numpy() for path in sample.paths]
+    return [resize(picture, size, antialias=True).permute(1, 2, 0).numpy() for picture in decode_triplet(sample)]
+
+
+def room(cfg: CfgNode, side: float) -> tuple[float, float]:
+    """(width, height) in inches for a picture of the network's size whose longer side is `side`."""
+    height, width = (side * length / max(cfg.INPUT.SIZE_TEST) for length in cfg.INPUT.SIZE_TEST)
+    return width, height
 
 
 def spread(total: int, count: int) -> list[int]:

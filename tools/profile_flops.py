@@ -1,6 +1,8 @@
 """Parameters and multiply-accumulates of a configuration's model; needs no data and no weights.
 
-    python tools/profile_flops.py --config_file configs/RGBNT201/DeMo_SDTPS.yml
+    python tools/profile_flops.py --config_file configs/RGBNT201/DeMo.yml
+
+HDM runs by a shortcut; what its plain formulation would cost, in which published figures count, is printed beside it.
 """
 import warnings
 from collections import Counter
@@ -11,13 +13,14 @@ from yacs.config import CfgNode
 
 from config import MODALITIES
 from config.cli import config_parser, parse, positive_int, run
-from modeling import make_model
+from modeling import DeMo, make_model
+from modeling.fusion import SUBSETS
 
 # One operation per number of the result; and what only moves or compares numbers.
 PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "softmax", "sub",
                "sum")
-FREE = ("aminmax", "argsort", "expand_as", "repeat", "scatter")
-PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "heads": "heads (training only)"}
+FREE = ("aminmax", "argsort", "expand_as", "repeat", "repeat_interleave", "scatter", "unflatten", "view_as")
+PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
 
 def main() -> None:
@@ -34,7 +37,12 @@ def main() -> None:
     print(f"{'part':24}{'parameters':>14}{'GMACs':>10}")
     for part in parameters:
         print(f"{PARTS.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
-    print(f"{'total':24}{sum(parameters.values()):14,}{macs['']  / 1e9:10.4f}")
+    total = sum(parameters.values())
+    print(f"{'total':24}{total:14,}{macs['']  / 1e9:10.4f}")
+    if model.hdm:
+        plain = plain_hdm_macs(model.trunk.width, tokens_of_hdm(model))
+        print(f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}")
+        print(f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}")
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
@@ -63,6 +71,19 @@ def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
     if left := analysis.unsupported_ops():
         raise RuntimeError(f"operators without a rule: {', '.join(sorted(left))}")
     return macs
+
+
+def tokens_of_hdm(model: DeMo) -> int:
+    """The tokens of one modality that HDM attends to: the global, and the patches or what SDTPS leaves of them."""
+    local = model.sdtps.rgb_aggr.weight[-1].out_features + 1 if model.sdtps else model.trunk.num_patches
+    return 1 + local
+
+
+def plain_hdm_macs(width: int, tokens: int) -> int:
+    """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
+    seen = tokens * sum(map(len, SUBSETS.values()))
+    # Key and value of every token seen; query and output of every subset; scores and weighted sums.
+    return 2 * seen * width ** 2 + 2 * len(SUBSETS) * width ** 2 + 2 * seen * width
 
 
 def attention_macs(inputs: list, outputs: list) -> int:

@@ -5,6 +5,7 @@ from draw_curves import PICTURE, draw_curves, read_records
 from draw_ranks import draw_ranks
 from draw_tokens import draw_tokens
 
+from config import with_values
 from config.cli import config_parser, parse, run
 from engine.evaluate import as_record, as_table, extract_features, make_test_data, rank_features
 from engine.load import load_model_and_data
@@ -17,9 +18,7 @@ def main() -> None:
     _, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
     records = read_records(output)
-    cfg.defrost()
-    cfg.TEST.WEIGHT = str(output / LAST)
-    cfg.freeze()
+    cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     features = extract_features(model, data.loader)

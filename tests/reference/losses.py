@@ -26,5 +26,14 @@ def label_smoothed_cross_entropy(scores, labels, smoothing):
     return sum(losses) / len(scores)
 
 
+def center_loss(features, labels, centers):
+    """Squared distance of every sample from its identity's center, channel by channel; the mean over the samples."""
+    total = 0.0
+    for feature, label in zip(features, labels.tolist(), strict=True):
+        for channel, value in enumerate(feature):
+            total = total + (value - centers[label][channel]) ** 2
+    return total / len(features)
+
+
 def _distance(first, second):
     return torch.sqrt(torch.clamp(((first - second) ** 2).sum(), min=1e-12))

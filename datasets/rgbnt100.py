@@ -1,0 +1,25 @@
+"""RGBNT100: vehicles, eight cameras, one picture per triplet that holds RGB, NI and TI side by side (spec 8)."""
+import re
+from pathlib import Path
+
+from datasets.base import Naming, Reader, Sample, picture_names
+from datasets.pictures import check_widths
+
+FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
+NAMING = Naming(re.compile(r"(?P<identity>-1|\d+)_c(?P<camera>[1-8])(?!\d).*\.jpg"), example="0001_c1_001.jpg",
+                meaning="identity in digits or -1 for junk, camera from 1 to 8")
+JUNK = -1
+WIDTH = 3 * 256
+
+
+def read(root: Path, split: str) -> list[Sample]:
+    """The samples of a split without junk. Raises `UserError`, also for a picture of another width."""
+    folder = root / "RGBNT100" / "rgbir" / FOLDERS[split]
+    samples = [NAMING.sample((str(folder / name),)) for name in sorted(picture_names(folder))]
+    samples = [sample for sample in samples if sample.identity != JUNK]
+    # Cut into three in the wrong places, any other picture would be learned from all the same.
+    check_widths([sample.paths[0] for sample in samples], WIDTH)
+    return samples
+
+
+READER = Reader(read, layout="RGBNT100/rgbir/{bounding_box_train,query,bounding_box_test}/" + NAMING.example)

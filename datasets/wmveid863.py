@@ -1,0 +1,15 @@
+"""WMVeID863: vehicles in the wild, three folders of pictures with the same names, which are RGBNT201's (spec 8)."""
+from pathlib import Path
+
+from datasets.base import VIS_NI_TH, Reader, Sample, triplet_paths
+from datasets.rgbnt201 import NAMING
+
+FOLDERS = {"train": "train", "query": "query", "gallery": "test"}
+
+
+def read(root: Path, split: str) -> list[Sample]:
+    """The samples of a split. Raises `UserError`."""
+    return [NAMING.sample(paths) for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)]
+
+
+READER = Reader(read, layout="MSVWild863/{train,query,test}/{vis,ni,th}/" + NAMING.example)

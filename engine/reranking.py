@@ -1,0 +1,176 @@
+"""k-reciprocal re-ranking: neighbours that two pictures share say more than the distance between them (spec 9).
+
+Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. N stands for the samples
+of query and gallery together, K for k1 + 1, H for round(k1 / 2) + 1.
+"""
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from config.progress import progress
+
+BLOCK_ELEMENTS = 1 << 21
+"""Numbers in a block of rows, about: a few such tensors exist at a time, and never one of N × N."""
+
+
+class Rows(NamedTuple):
+    """A sparse matrix by rows: row r has `column` and `value` from start[r] to start[r + 1]."""
+
+    start: torch.Tensor
+    column: torch.Tensor
+    value: torch.Tensor
+
+
+@torch.no_grad()
+def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k1: int = 50, k2: int = 15,
+                 lambda_value: float = 0.3) -> torch.Tensor:
+    """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
+
+    (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
+    maximum (spec 9). It is defined on L2-normalised features: they are normalised here, which changes nothing where they
+    were. A sample's nearest are itself, then the others by distance, those as far by their place in query and gallery.
+    k1 + 1 and k2 above N are cut to N. Beside the result, memory grows with N · k1 and the size of the neighbourhoods.
+
+    Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.
+    """
+    if k1 < 1 or k2 < 1 or not 0 <= lambda_value <= 1:
+        raise ValueError(f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1.")
+    shapes = tuple(query_features.shape), tuple(gallery_features.shape)
+    if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][1] != shapes[1][1] or 0 in shapes[0] + shapes[1]:
+        raise ValueError(f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}.")
+    features = F.normalize(torch.cat([query_features.double(), gallery_features.double()]), dim=1)
+    nearest, farthest = _neighbours(features, max(k1 + 1, k2))
+    wide, narrow = (_reciprocal(nearest[:, :count + 1]) for count in (k1, round(k1 / 2)))
+    weights = _compress(_weights(features, farthest, wide, narrow))
+    if k2 > 1:
+        weights = _compress(_means(weights, nearest[:, :k2]))
+    result = (1 - lambda_value) * _jaccard(weights, len(query_features))
+    for rows in _blocks(torch.full((len(result),), len(features))):
+        result[rows] += lambda_value * (_distances(features, rows) / farthest[rows])[:, len(query_features):]
+    return result
+
+
+def _distances(features: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Squared Euclidean distances of some rows of normalised features (N, D) float64 to all: (rows, N) float32, ≥ 0.
+
+    Products are rounded to float32 at the end: thus a picture that is in query and gallery both is exactly 0 from itself and
+    as far from any other, and no order hangs on how a processor adds up.
+    """
+    return 2 - 2 * (features[rows] @ features.T).float()
+
+
+def _neighbours(features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` nearest of every sample (N, count), itself first, and the distance of the farthest (N, 1)."""
+    places = torch.arange(len(features), device=features.device)
+    nearest, farthest = [], []
+    for rows in progress(_blocks(torch.full_like(places, len(places))), "re-ranking: neighbours", unit="block"):
+        distance = _distances(features, rows)
+        farthest.append(distance.amax(1, keepdim=True))
+        distance.scatter_(1, places[rows, None], -1)
+        # topk breaks ties as it likes. The bits of a float ≥ 0, read as an integer, are ordered as the floats are (those of
+        # -1 are below 0); with the place behind them they make a number whose order is that of (distance, place).
+        keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(places)
+        nearest.append(keys.topk(min(count, len(places)), largest=False).values.bitwise_and_(0xFFFFFFFF))
+    # Where all features are the same there is no distance to divide by.
+    return torch.cat(nearest), torch.cat(farthest).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
+    """k-reciprocal sets: of the neighbours (N, k) of every sample those that have it among theirs, with N for the others."""
+    places = torch.arange(len(nearest), device=nearest.device)
+    return torch.cat([
+        nearest[rows].masked_fill((nearest[nearest[rows]] != places[rows, None, None]).all(2), len(places))
+        for rows in _blocks(torch.full_like(places, nearest.shape[1] ** 2))])
+
+
+def _weights(features: torch.Tensor, farthest: torch.Tensor, wide: torch.Tensor,
+             narrow: torch.Tensor) -> Iterator[torch.Tensor]:
+    """V in blocks (rows, N): exp(-distance) over the expanded set of every sample, normalised to sum 1.
+
+    A sample's set of `wide` (N, K) takes in those of its members' sets of `narrow` (N, H) of which it has more than 2/3.
+    """
+    samples = len(features)
+    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # place N, which stands for nobody, has an empty set
+    sizes = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]))
+    for rows in progress(_blocks(sizes), "re-ranking: neighbourhoods", unit="block"):
+        members = wide[rows]
+        inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device).scatter_(1, members, True)
+        inside[:, samples] = False
+        theirs = narrow[members]  # (rows, K, H)
+        shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2)
+        taken = 3 * shared > 2 * (theirs < samples).sum(2)
+        inside.scatter_(1, theirs.masked_fill(~taken[:, :, None], samples).flatten(1), True)
+        weights = torch.exp(-_distances(features, rows) / farthest[rows]) * inside[:, :samples]
+        yield weights / weights.sum(1, keepdim=True)
+
+
+def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Means, in blocks (rows, N), of those rows of a matrix (N, N) that `chosen` (N, k) names."""
+    samples, k = chosen.shape
+    sizes = samples + matrix.start.diff()[chosen].sum(1)
+    for rows in progress(_blocks(sizes), "re-ranking: means", unit="block"):
+        counts, column, value = _rows_of(matrix, chosen[rows].flatten())
+        total = value.new_zeros(len(counts) // k, samples)
+        row = torch.arange(len(counts), device=counts.device) // k
+        total.view(-1).scatter_add_(0, (row * samples).repeat_interleave(counts) + column, value)
+        yield total / k
+
+
+def _jaccard(weights: Rows, queries: int) -> torch.Tensor:
+    """Jaccard distances (Q, G) of the rows of V, the queries' first; all sum to 1, so that Σ max is 2 - Σ min.
+
+    Σ min needs only the columns where both have an entry: there a query meets the gallery samples.
+    """
+    places = torch.arange(len(weights.start) - 1, device=weights.start.device)
+    gallery = _columns(weights, places[queries:])
+    smaller = weights.value.new_zeros(queries, len(places) - queries)
+    meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
+    for rows in progress(_blocks(meetings), "re-ranking: Jaccard", unit="block"):
+        counts, column, weight = _rows_of(weights, places[:queries][rows])
+        met, other, other_weight = _rows_of(gallery, column)
+        row = (places[:len(counts)] * smaller.shape[1]).repeat_interleave(counts)
+        smaller[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other,
+                                            torch.minimum(weight.repeat_interleave(met), other_weight))
+    return 1 - smaller / (2 - smaller)
+
+
+def _blocks(sizes: torch.Tensor) -> list[slice]:
+    """Consecutive rows, of which each has a size, as blocks of at most BLOCK_ELEMENTS and one row."""
+    block = (sizes.cumsum(0) - sizes) // BLOCK_ELEMENTS
+    lengths = block.unique_consecutive(return_counts=True)[1]
+    return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
+
+
+def _compress(blocks: Iterable[torch.Tensor]) -> Rows:
+    """The matrix whose rows come in dense blocks."""
+    counts, columns, values = [], [], []
+    for block in blocks:
+        entries = block.nonzero(as_tuple=True)
+        counts.append(entries[0].bincount(minlength=len(block)))
+        columns.append(entries[1])
+        values.append(block[entries])
+    return Rows(_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
+
+
+def _columns(matrix: Rows, rows: torch.Tensor) -> Rows:
+    """The transpose of some rows (n,) of a matrix (N, N): its row c has the entries of their column c."""
+    counts, column, value = _rows_of(matrix, rows)
+    row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
+    order = column.argsort(stable=True)
+    return Rows(_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order])
+
+
+def _rows_of(matrix: Rows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The entries of some rows (n,) one row after the other: how many each has (n,), their columns and values."""
+    counts = matrix.start.diff()[rows]
+    entry = (matrix.start[rows] - _starts(counts)[:-1]).repeat_interleave(counts)
+    entry += torch.arange(len(entry), device=entry.device)
+    return counts, matrix.column.index_select(0, entry), matrix.value.index_select(0, entry)
+
+
+def _starts(counts: torch.Tensor) -> torch.Tensor:
+    """Where each of the rows with so many entries (n,) starts, and where the last ends: (n + 1,)."""
+    return F.pad(counts.cumsum(0), (1, 0))

@@ -1,0 +1,80 @@
+"""HDM and ATMoE in checkpoints: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (spec 5)."""
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+
+from modeling.fusion import SUBSETS
+
+FUSION = "generalFusion."
+EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.expertHead\.0\.mlp\.0\.weight")
+
+ATTENTION_NAMES = {"in_proj_weight": "in_proj_weight", "in_proj_bias": "in_proj_bias", "out_proj.weight": "out_proj_weight",
+                   "out_proj.bias": "out_proj_bias"}
+EXPERT_NAMES = {"0.weight": "expert_weight", "0.bias": "expert_bias", **{
+    f"2.{part}": f"norm.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}}
+
+QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_tracked"
+
+
+def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """DeMo's weights with those of the fusion stacked under our names.
+
+    Where a part of a stack is missing or has another shape, or the experts' counters differ, DeMo's names stay.
+    """
+    members = defaultdict(list)
+    for theirs, (ours, _) in _table(sum(1 for name in weights if EXPERT.fullmatch(name))).items():
+        members[ours].append(theirs)
+    stacks = {}  # at the place of their first member
+    stacked = set()
+    for ours, names in members.items():
+        tensors = [weights[name] for name in names if name in weights]
+        if len(tensors) == len(names) and _fit(ours, tensors):
+            stacks[names[0]] = ours, _stack(ours, tensors)
+            stacked.update(names)
+    return dict(stacks.get(name, (name, tensor)) for name, tensor in weights.items() if name in stacks or name not in stacked)
+
+
+def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `stack_fusion`: all of the fusion's weights in DeMo's order, where the first of them was."""
+    table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
+    parts = {theirs: _part(ours, weights[ours], place) for theirs, (ours, place) in table.items() if ours in weights}
+    stacks = {ours for ours, _ in table.values()}
+    unstacked = {}
+    for name, tensor in weights.items():
+        unstacked |= parts if name in stacks else {name: tensor}
+    return unstacked
+
+
+def _table(heads: int) -> dict[str, tuple[str, tuple[int, int]]]:
+    """DeMo's names in its order → our stack's name, and (place, number of places) in it."""
+    count = len(SUBSETS)
+    table = {f"{subset}_token": (QUERY, (place, count)) for place, subset in enumerate(SUBSETS)}
+    table |= {f"{subset}.{theirs}": (f"hdm.{ours}", (place, count))
+              for place, subset in enumerate(SUBSETS) for theirs, ours in ATTENTION_NAMES.items()}
+    table |= {f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}":
+              (f"atmoe.{ours}", (head * count + feature, heads * count))
+              for head in range(heads) for feature in range(count) for theirs, ours in EXPERT_NAMES.items()}
+    return {FUSION + name: target for name, target in table.items()}
+
+
+def _fit(ours: str, tensors: list[torch.Tensor]) -> bool:
+    same_shape = all(tensor.shape == tensors[0].shape for tensor in tensors)
+    # One BatchNorm counts batches once; DeMo's experts all see every batch.
+    return same_shape and (ours != COUNTER or all(torch.equal(tensor, tensors[0]) for tensor in tensors))
+
+
+def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    if ours == COUNTER:
+        return tensors[0]
+    stack = torch.stack(tensors)
+    return stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack
+
+
+def _part(ours: str, stack: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
+    if ours == COUNTER:
+        return stack
+    index, count = place
+    part = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()  # saved, a view would take all along
+    return part.view(1, 1, -1) if ours == QUERY else part

@@ -1,0 +1,3 @@
+from . import defaults
+
+cfg = defaults._C

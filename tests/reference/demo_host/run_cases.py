@@ -1,0 +1,102 @@
+"""Build, train one step and evaluate this checkout's model: python run_cases.py CASES.json OUT.pt
+
+The model is that of `modeling/make_model.py` or of another file beside it. Every weight follows from its name, so that two
+models agree in whatever weights they share.
+"""
+import importlib
+import json
+import sys
+import zlib
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from config import cfg as defaults
+
+BATCH, CAMERAS = 4, 4
+PATTERNS = (1, 2, 3)
+
+
+def main():
+    cases, output = sys.argv[1:]
+    with open(cases) as file:
+        results = {name: run(**case) for name, case in json.load(file).items()}
+    torch.save({"defaults": dict(defaults.MODEL), "results": results, "modules": sorted(sys.modules), "files": [
+        module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]}, output)
+
+
+def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_size=False):
+    cfg = defaults.clone()
+    cfg.merge_from_list(opts)
+    if yaml:
+        cfg.merge_from_file(yaml)
+    torch.manual_seed(0)
+    model = importlib.import_module(f"modeling.{module}").DeMo(num_classes, cfg, CAMERAS, 0, None)
+    size = {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad), "flops": model.flops()}
+    if only_size:
+        return size
+    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stir(model)
+
+    images = make_images(*cfg.INPUT.SIZE_TRAIN)
+    cameras, labels = torch.arange(BATCH) % CAMERAS, torch.arange(BATCH) // 2
+    model.train()
+    torch.manual_seed(1)
+    with torch.autocast("cpu", getattr(torch, precision or "bfloat16"), enabled=bool(precision)):
+        outputs = model(images, label=labels, cam_label=cameras)
+        loss = total_loss(outputs, labels)
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    model.eval()
+    inner = {}
+    if hasattr(model, "sdtps"):
+        model.sdtps.register_forward_hook(lambda _, given, found: inner.update(inputs=given, outputs=found))
+    with torch.no_grad():
+        patterns = {pattern: model(images, cam_label=cameras, return_pattern=pattern) for pattern in PATTERNS}
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return {**size, "config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
+            "loss": loss.detach(), "gradients": gradients, "weights": model.state_dict(), "patterns": patterns,
+            "inner": inner, "error": error_with_class_token(model, inner)}
+
+
+@lru_cache
+def make_images(height, width):
+    return {modality: seeded(modality, BATCH, 3, height, width) for modality in ("RGB", "NI", "TI")}
+
+
+def total_loss(output, labels):
+    """Summed over the pairs as DeMo's training loop goes through them."""
+    index = len(output) % 2
+    loss = output[-1] if index else 0
+    for i in range(0, len(output) - index, 2):
+        loss = loss + F.cross_entropy(output[i].float(), labels) + output[i + 1].float().square().mean()
+    return loss
+
+
+def stir(model):
+    """Adds to each floating-point weight noise that follows from its name."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.add_(0.05 * seeded(name, *tensor.shape))
+
+
+def seeded(name, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+
+
+def error_with_class_token(model, inner):
+    """What SDTPS says to tokens among which the class token was left."""
+    if not inner:
+        return None
+    *tokens, rgb, ni, ti = inner["inputs"]
+    try:
+        model.sdtps(*(torch.cat([part[:, :1], part], dim=1) for part in tokens), rgb, ni, ti)
+    except ValueError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""HDM and ATMoE with one module per attention and per expert, under DeMo's parameter names (spec 5)."""
+import torch
+from torch import nn
+
+MODALITIES_OF = {"r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"], "nt": ["NI", "TI"],
+                 "rnt": ["RGB", "NI", "TI"]}
+
+
+class QuickGELU(nn.Module):
+    def forward(self, inputs):
+        return inputs * torch.sigmoid(1.702 * inputs)
+
+
+class Fusion(nn.Module):
+    """Seven learned queries, each with an attention of its own; with `heads`, ATMoE on their features.
+
+    Called with patches {modality: (B, N, C)} and globals {modality: (B, C)} → (B, 7C).
+    """
+
+    def __init__(self, width, heads=None, dropout=0.1):
+        super().__init__()
+        for subset in MODALITIES_OF:
+            self.register_parameter(f"{subset}_token", nn.Parameter(torch.randn(1, 1, width) / width ** 0.5))
+        for subset in MODALITIES_OF:
+            self.add_module(subset, nn.MultiheadAttention(width, width // 64, dropout=dropout, batch_first=True))
+        self.moe = MixtureOfExperts(width, heads) if heads else None
+
+    def decouple(self, patches, globals_):
+        """→ the seven features (B, C)."""
+        features = []
+        for subset, modalities in MODALITIES_OF.items():
+            tokens = torch.cat([torch.cat([globals_[modality][:, None], patches[modality]], dim=1) for modality in modalities],
+                               dim=1)
+            query = self.get_parameter(f"{subset}_token").expand(len(tokens), -1, -1)
+            feature, _ = self.get_submodule(subset)(query, tokens, tokens)
+            features.append(feature[:, 0])
+        return features
+
+    def forward(self, patches, globals_):
+        features = self.decouple(patches, globals_)
+        return torch.cat(self.moe(features) if self.moe else features, dim=1)
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.experts = nn.ModuleList(Experts(width // heads) for _ in range(heads))
+        self.gating_network = GatingNetwork(width, heads)
+
+    def forward(self, features):
+        """The seven features (B, C) → the seven weighed ones."""
+        gates = self.gating_network.gate(features)
+        weighed = []
+        for number, feature in enumerate(features):
+            parts = []
+            for head, part in enumerate(feature.chunk(len(self.experts), dim=1)):
+                parts.append(gates[head][:, number, None] * self.experts[head].expertHead[number](part))
+            weighed.append(torch.cat(parts, dim=1))
+        return weighed
+
+
+class Experts(nn.Module):
+    """The seven experts of one head."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.expertHead = nn.ModuleList(Expert(width) for _ in MODALITIES_OF)
+
+
+class Expert(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(width, width), QuickGELU(), nn.BatchNorm1d(width))
+
+    def forward(self, part):
+        return self.mlp(part)
+
+
+class GatingNetwork(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.gate = Gate(width, heads)
+
+
+class Gate(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.linear_re = nn.Sequential(nn.Linear(len(MODALITIES_OF) * width, width), QuickGELU(), nn.BatchNorm1d(width))
+        self.q_ = nn.Linear(width, width, bias=False)
+        self.k_ = nn.Linear(width, width, bias=False)
+
+    def forward(self, features):
+        """The seven features (B, C) → per head the weights of the seven (B, 7)."""
+        queries = self.q_(self.linear_re(torch.cat(features, dim=1))).chunk(self.heads, dim=1)
+        gates = []
+        for head, query in enumerate(queries):
+            keys = [self.k_(feature).chunk(self.heads, dim=1)[head] for feature in features]
+            logits = [(query * key).sum(dim=1) / query.shape[1] ** 0.5 for key in keys]
+            gates.append(torch.stack(logits, dim=1).softmax(dim=1))
+        return gates

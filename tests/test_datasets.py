@@ -1,0 +1,254 @@
+"""All data sets that we read: what is on disk, what is wrong there, and their configurations."""
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from ast import literal_eval
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import ROOT
+from layouts import WRITERS, write_msvr310, write_rgbnt100, write_triplet, write_wmveid863
+from triplets import config, message_of
+
+from config import load_cfg
+from datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
+
+FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
+           "RGBNT100": tuple(f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")),
+           "MSVR310": tuple(f"MSVR310/{name}" for name in ("bounding_box_train", "query3", "bounding_box_test")),
+           "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test"))}
+"""Where each data set has its splits (spec 8)."""
+SEPARATE = ("MSVR310", "WMVeID863")
+"""Those with the folders vis, ni and th; RGBNT201 has a test file of its own."""
+MODULES = {"MODEL.HDM", "MODEL.ATM", "MODEL.USE_SDTPS"}
+CONFIGS = sorted((ROOT / "configs").glob("*/*.yml"))
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def read(root, name, splits=SPLITS):
+    return read_splits(config(root, "DATASETS.NAMES", name), splits)
+
+
+def folder_of(root, name, split):
+    return root / FOLDERS[name][SPLITS.index(split)]
+
+
+def complaint(root, name):
+    message = message_of(read, root, name)
+    assert "\n" not in message
+    return message
+
+
+def test_every_data_set_is_tested():
+    assert tuple(WRITERS) == tuple(FOLDERS) == NAMES == tuple(READERS)
+
+
+def test_samples_are_what_was_written(tmp_path, name):
+    expected = WRITERS[name](tmp_path)
+    found = read(tmp_path, name)
+    assert list(found) == list(SPLITS) and found == expected
+    for split in SPLITS:
+        paths = [sample.paths for sample in found[split]]
+        assert paths == sorted(paths) and len(set(paths)) == len(paths)
+        folder = folder_of(tmp_path, name, split)
+        assert all(Path(path).is_relative_to(folder) for triplet in paths for path in triplet)
+    assert {sample.camera for sample in found["train"]} == {0, 1, 7}
+    assert identity_labels(found["train"]) == {1: 0, 3: 1, 4: 2, 12: 3, 20: 4}
+    assert {sample.identity for sample in found["query"]} == {2, 7, 30, 31}
+
+
+def test_only_the_splits_asked_for_are_read(tmp_path, name):
+    expected = WRITERS[name](tmp_path)["query"]
+    folder_of(tmp_path, name, "train").rename(tmp_path / "elsewhere")
+    assert read(tmp_path, name, ("query",)) == {"query": expected}
+
+
+def test_other_files_are_not_read(tmp_path, name):
+    expected = WRITERS[name](tmp_path)
+    for folder, folders, _ in list(os.walk(tmp_path)):
+        (Path(folder) / "Thumbs.db").write_bytes(b"x")
+        if not folders:  # beside the pictures
+            (Path(folder) / "list.txt").write_text("x")
+    assert read(tmp_path, name) == expected
+
+
+def test_a_missing_data_set_is_told_with_what_to_do(tmp_path, name):
+    message = complaint(tmp_path, name)
+    for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
+                 "set DATASETS.ROOT_DIR to its parent folder"):
+        assert part in message
+    assert ("make demo" in message) == (name == "RGBNT201")  # the synthetic pictures have its layout
+
+
+def test_another_data_set_in_the_folder_is_told(tmp_path):
+    write_wmveid863(tmp_path)
+    assert f"({tmp_path} holds WMVeID863: is the configuration for another data set?)" in complaint(tmp_path, "MSVR310")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_missing_split_is_told(tmp_path, name, split):
+    WRITERS[name](tmp_path)
+    folder = folder_of(tmp_path, name, split)
+    folder.rename(tmp_path / "elsewhere")
+    message = message_of(read, tmp_path, name, [split])
+    assert f"The folder {folder}" in message and "is missing" in message
+    assert f"The {split} split of {name}" in message and READERS[name].layout in message
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_without_pictures_is_told(tmp_path, name, split):
+    WRITERS[name](tmp_path)
+    folder = folder_of(tmp_path, name, split)
+    for path in folder.rglob("*.jpg"):
+        path.unlink()
+    for path in folder.iterdir() if name == "MSVR310" else ():  # an empty identity folder has a sentence of its own
+        path.rename(tmp_path / f"elsewhere{path.name}")
+    message = message_of(read, tmp_path, name, [split])
+    assert f"The {split} split of {name}" in message and "is empty" in message and READERS[name].layout in message
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("name", SEPARATE)
+def test_a_missing_picture_of_one_modality_is_told(tmp_path, name, number):
+    paths = WRITERS[name](tmp_path)["query"][4].paths
+    Path(paths[number]).unlink()
+    message = complaint(tmp_path, name)
+    assert f"has no {('RGB', 'NI', 'TI')[number]} picture: {paths[number]} is missing" in message
+    assert f"such as {paths[1 if number == 0 else 0]}" in message and f"The query split of {name}" in message
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("name", SEPARATE)
+def test_a_missing_modality_folder_is_told(tmp_path, name, number):
+    folder = Path(WRITERS[name](tmp_path)["gallery"][0].paths[number]).parent
+    folder.rename(tmp_path / "elsewhere")
+    message = complaint(tmp_path, name)
+    assert f"The folder {folder} is missing" in message and f"The gallery split of {name}" in message
+
+
+WRONG_NAMES = {
+    "RGBNT100": (write_rgbnt100, "0001_c1_001.jpg", [
+        "0001_c0_001.jpg", "0001_c9_001.jpg", "0001_c12_001.jpg", "0001_cX_001.jpg", "-2_c1_001.jpg", "x001_c1_001.jpg",
+        "_c1_001.jpg", "0001c1_001.jpg", "portrait.jpg"]),
+    "MSVR310": (write_msvr310, "0001_s001_v1_001.jpg", [
+        "0001_s001_v8_001.jpg", "0001_s001_v12_001.jpg", "0001_s001_001.jpg", "0001_s01_v1_001.jpg", "001_s001_v1_001.jpg",
+        "00001_s001_v1_001.jpg", "0001_sX01_v1_001.jpg", "portrait.jpg"]),
+    "WMVeID863": (write_wmveid863, "000001_cam1_0_00.jpg", [
+        "000001_cam0_0_00.jpg", "000001_cam12_0_00.jpg", "000001_camX_0.jpg", "00001_cam1_0_00.jpg", "000001_c1_0_00.jpg",
+        "portrait.jpg"]),
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, (*_, wrongs) in WRONG_NAMES.items() for wrong in wrongs])
+def test_a_name_that_says_no_identity_camera_or_scene_is_told(tmp_path, name, wrong):
+    write, example, _ = WRONG_NAMES[name]
+    paths = write(tmp_path)["gallery"][7].paths
+    for path in map(Path, paths):
+        path.rename(path.with_name(wrong))
+    message = complaint(tmp_path, name)
+    assert f"The picture {Path(paths[0]).with_name(wrong)} does not follow" in message and f"such as {example}" in message
+    assert "identity" in message and "camera" in message and ("scene" in message) == (name == "MSVR310")
+    assert "rename or remove it" in message and f"The gallery split of {name}" in message
+
+
+@pytest.mark.parametrize(("name", "wrong", "nearest"), [
+    ("RGBNT210", "; the nearest is 'RGBNT201'.", True), ("rgbnt100", "; the nearest is 'RGBNT100'.", True),
+    ("WMVEID863", "; the nearest is 'WMVeID863'.", True), ("MSVR311", "; the nearest is 'MSVR310'.", True),
+    ("Market-1501", "'WMVeID863'.", False), ("", "'WMVeID863'.", False)])
+def test_an_unknown_data_set_is_told(tmp_path, name, wrong, nearest):
+    message = complaint(tmp_path, name)
+    assert message.startswith(f"DATASETS.NAMES is {name!r}, but it must be 'RGBNT201' or 'RGBNT100' or 'MSVR310' or")
+    assert message.endswith(wrong) and ("nearest" in message) is nearest
+
+
+# Configurations
+
+def values_of(path):
+    """Every key of a configuration, by its full name."""
+    sections = yaml.safe_load(load_cfg(path).dump())
+    return {f"{section}.{key}": value for section, keys in sections.items() if isinstance(keys, dict)
+            for key, value in keys.items()}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_configuration_is_for_the_data_set_of_its_folder(path):
+    found = load_cfg(path).DATASETS.NAMES
+    assert found in READERS and found == {"Synthetic": "RGBNT201"}.get(path.parent.name, path.parent.name)
+
+
+@pytest.mark.parametrize("folder", [*NAMES, "Synthetic"])
+def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
+    assert {path.stem for path in CONFIGS if path.parent.name == folder} == {"Baseline", "DeMo", "DeMo_SDTPS"}
+    found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in ("Baseline", "DeMo", "DeMo_SDTPS")}
+    on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}
+    assert on == {"Baseline": set(), "DeMo": {"MODEL.HDM", "MODEL.ATM"}, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}}
+    apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())  # which only HDM's own uses there
+    rest = [{key: value for key, value in values.items() if key not in apart} for values in found.values()]
+    assert rest[0] == rest[1] == rest[2]
+
+
+@pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310"])
+def test_demo_is_configured_as_published(name):
+    with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as table:
+        rows = list(csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t"))
+    ours = values_of(ROOT / "configs" / name / "DeMo.yml")
+    differ = {row["key"] for row in rows if "." in row["key"] and ours[row["key"]] != literal_eval(row[name] or row["default"])}
+    # Weights and machine are the user's; 'None' and 'nothing' both say complete triplets; YAML makes a list of a tuple.
+    assert differ <= {"MODEL.PRETRAIN_PATH_T", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "TEST.MISS", "SOLVER.STEPS"}
+    assert ours["TEST.MISS"] in ("None", "nothing") and len(rows) > 70
+
+
+@pytest.mark.parametrize("kind", ["Baseline", "DeMo", "DeMo_SDTPS"])
+def test_wmveid863_takes_the_values_of_msvr310(kind):
+    ours, theirs = (values_of(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310"))
+    assert ours == theirs | {"DATASETS.NAMES": "WMVeID863"}
+
+
+# The document
+
+def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
+    """A copy of the packages with what docs/data.md adds to them reads a data set as it describes."""
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    reader, line = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    for package in ("config", "datasets"):
+        (tmp_path / package).mkdir()
+        for path in (ROOT / package).glob("*.py"):
+            (tmp_path / package / path.name).write_bytes(path.read_bytes())
+    assert not (tmp_path / "datasets" / "parking.py").exists() and "`datasets/parking.py`" in text
+    (tmp_path / "datasets" / "parking.py").write_text(reader, encoding="utf-8")
+    registry = tmp_path / "datasets" / "__init__.py"
+    last = '    "WMVeID863",\n'
+    assert registry.read_text().count(last) == 1 and line.count("\n") == 1
+    registry.write_text(registry.read_text().replace(last, last + line))
+
+    for split in ("learn", "ask", "park"):
+        for number in (2, 1):
+            write_triplet(tmp_path / "Parking" / split, ("colour", "near", "thermal"), f"17-{number}-0001.jpg", 17, number)
+    program = ("import json\nfrom config import load_cfg\nfrom datasets import read_splits\n"
+               "cfg = load_cfg(None, ['DATASETS.NAMES', 'Parking', 'DATASETS.ROOT_DIR', '.'])\n"
+               "print(json.dumps({split: [[*s.paths, s.identity, s.camera] for s in samples]"
+               " for split, samples in read_splits(cfg).items()}))")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        split: [[*(f"Parking/{folder}/{modality}/17-{camera + 1}-0001.jpg" for modality in ("colour", "near", "thermal")),
+                 17, camera] for camera in (0, 1)]
+        for split, folder in (("train", "learn"), ("query", "ask"), ("gallery", "park"))}
+
+
+def test_the_document_names_every_data_set_with_its_layout_and_configurations(name):
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert f"| `{name}` |" in text and f"## {name}\n" in text and f"`configs/{name}`" in text
+    layout = text.split(f"## {name}\n")[1].split("```")[1]
+    for folder in FOLDERS[name]:
+        assert all(part in layout for part in folder.split("/"))
+    assert READERS[name].layout.split("/")[-1] in layout

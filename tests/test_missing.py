@@ -1,0 +1,132 @@
+"""Missing modalities: one case by TEST.MISS, and all six at once from one pass of the trunk (spec 6)."""
+import pytest
+import torch
+from commands import COLUMNS, CONFIG, ONE_LINE, contents, table_of, weights_file, words_for
+from golden_cases import relative_error
+from tiny import CAMERAS, random_images, tiny_model
+
+import test_net
+import train_net
+from config import MISSING_CASES, MODALITIES, load_cfg
+from tools import draw_ranks, draw_tokens, export_features, profile_flops, report
+
+MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],
+           "nt": ["NI", "TI"]}
+CASES = [frozenset(modalities) for modalities in MISSING.values()]
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+MODELS = pytest.mark.parametrize("opts", [(), ("MODEL.USE_SDTPS", "False", *FUSION, "MODEL.DIRECT", "0"),
+                                          (*FUSION, "TEST.NECK_FEAT", "after"), ("MODEL.GLOBAL_LOCAL", "False")],
+                                 ids=["SDTPS", "DeMo", "both", "class tokens"])
+
+
+def zeroed(images, missing):
+    return {modality: torch.zeros_like(image) if modality in missing else image for modality, image in images.items()}
+
+
+@MODELS
+@torch.no_grad()
+def test_all_cases_equal_each_alone(opts):
+    """Each as the complete model answers to images of zeros, whatever the cases beside it; two cameras only in the batch."""
+    model = tiny_model(*opts).eval()
+    images, _ = random_images(1, batch=5)
+    cameras = torch.tensor([3, 1, 1, 3, 1])
+    together = model.patterns_of_cases(images, cameras, CASES)
+    for missing, patterns in zip(CASES, together, strict=True):
+        expected = model.patterns(zeroed(images, missing), cameras)
+        alone, = model.patterns_of_cases(images, cameras, [missing])
+        assert list(patterns) == list(expected) == [1, 2, 3]
+        for pattern, feature in patterns.items():
+            assert feature.shape == expected[pattern].shape
+            assert relative_error(feature, expected[pattern]) < 1e-5, (missing, pattern)
+            assert relative_error(alone[pattern], expected[pattern]) < 1e-5, (missing, pattern)
+    for place, patterns in enumerate(together):
+        for other in together[:place]:
+            assert all(relative_error(patterns[pattern], other[pattern]) > 0.001 for pattern in patterns)
+
+
+def seen_by(model, call):
+    """The images that a call sends through the trunk, one by one."""
+    seen = []
+    handle = model.trunk.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].unbind()))
+    call()
+    handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("cases", [CASES, CASES[1:], CASES[:1], CASES[3:5], CASES[5:6]], ids=lambda cases: f"{len(cases)} cases")
+@torch.no_grad()
+def test_every_image_passes_the_trunk_once(cases):
+    """A missing one only where another case has it; zeros once per camera and modality at most."""
+    model = tiny_model().eval()
+    batch = 9
+    images, cameras = random_images(2, batch=batch)
+    seen = seen_by(model, lambda: model.patterns_of_cases(images, cameras, cases))
+    needed = [modality for modality in MODALITIES if any(modality not in missing for missing in cases)]
+    blank = [image for image in seen if image.eq(0).all()]
+    for modality in MODALITIES:
+        for image in images[modality]:
+            assert sum(torch.equal(image, other) for other in seen) == (modality in needed)
+    assert len(seen) - len(blank) == len(needed) * batch
+    assert len(blank) <= len(MODALITIES) * CAMERAS
+    assert bool(blank) == any(cases)
+
+
+@pytest.mark.parametrize("miss", MISSING)
+@torch.no_grad()
+def test_one_case_by_configuration(miss):
+    """TEST.MISS acts in evaluation alone, and does not encode the pictures that it hides."""
+    model, complete = tiny_model("TEST.MISS", miss), tiny_model()
+    images, cameras = random_images(3)
+    found, expected = model.eval().patterns(images, cameras), complete.eval().patterns(zeroed(images, MISSING[miss]), cameras)
+    for pattern, feature in found.items():
+        assert relative_error(feature, expected[pattern]) < 1e-5
+    assert torch.equal(model(images, cameras, return_pattern=2), found[2])
+    seen = seen_by(model, lambda: model(images, cameras))
+    for modality, image in images.items():
+        assert any(torch.equal(image[0], other) for other in seen) == (modality not in MISSING[miss])
+    for one, other in zip(model.train()(images, cameras), complete.train()(images, cameras), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def words(tiny_root, tmp_path_factory):
+    """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
+    words = words_for(tiny_root, *FUSION)
+    path = weights_file(tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:]))
+    return [*words, "TEST.WEIGHT", str(path)]
+
+
+def test_one_table_of_all_cases(words, command):
+    code, stdout, stderr = command(test_net.main, *words, "TEST.MISS", "all")
+    assert code == 0, stderr
+    header, *lines = stdout.splitlines()
+    assert header.split() == ["missing", "return", "pattern", *COLUMNS]
+    names = ["nothing", "r: RGB", "n: NI", "t: TI", "rn: RGB, NI", "rt: RGB, TI", "nt: NI, TI", "mean of the six"]
+    assert len(lines) == 3 * len(names)
+    tables = {}
+    for place, name in enumerate(names):
+        rows = lines[3 * place:3 * place + 3]
+        label = len(header) - len(header.removeprefix("missing").lstrip())
+        assert [row[:label].strip() for row in rows] == [name, "", ""]
+        tables[name] = table_of("\n".join(row[label:] for row in rows))
+        assert list(tables[name]) == ["1", "2", "3"]
+
+    for name, miss in zip(names, ("nothing", *MISSING_CASES), strict=False):
+        code, stdout, _ = command(test_net.main, *words, "TEST.MISS", miss)
+        assert code == 0 and table_of(stdout) == tables[name], miss
+    assert len({str(table) for table in tables.values()}) == len(tables), "every case has numbers of its own"
+    for pattern, row in tables["mean of the six"].items():
+        of_six = zip(*(tables[name][pattern] for name in names[1:-1]), strict=True)
+        assert row == [pytest.approx(sum(values) / 6, abs=0.101) for values in of_six]
+
+
+@pytest.mark.parametrize(("main", "more"), [
+    (train_net.main, []), (export_features.main, ["--output", "x.npz"]), (profile_flops.main, []),
+    (draw_ranks.main, ["--output", "x.png"]), (draw_tokens.main, ["--output", "x.png"])],
+    ids=["train_net", "export_features", "profile_flops", "draw_ranks", "draw_tokens"])
+def test_other_commands_refuse_all_cases(words, command, monkeypatch, tmp_path, main, more):
+    monkeypatch.chdir(tmp_path)
+    code, stdout, stderr = command(main, *words, "TEST.MISS", "all", "OUTPUT_DIR", "run", *more)
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE + "TEST.MISS is 'all'") and stderr.count("\n") == 1
+    assert "test_net.py" in stderr and "Traceback" not in stderr
+    assert contents(tmp_path) == {} and not list(tmp_path.iterdir())

@@ -1,0 +1,100 @@
+"""MSVR310: identity folders, scenes, and what is scored."""
+from pathlib import Path
+
+import pytest
+from layouts import pixels, save, write_msvr310
+from triplets import config, message_of
+
+from datasets import READERS, read_splits
+from engine.evaluate import make_test_data, place_name
+
+NAME = ("DATASETS.NAMES", "MSVR310")
+MODALITY_FOLDERS = ("vis", "ni", "th")
+
+
+@pytest.fixture
+def own(tmp_path):
+    return tmp_path, write_msvr310(tmp_path)
+
+
+def split_folder(root, name="bounding_box_test"):
+    return root / "MSVR310" / name
+
+
+def keep(root, wanted):
+    """Remove the test pictures whose names do not satisfy `wanted`."""
+    for name in ("query3", "bounding_box_test"):
+        for path in split_folder(root, name).rglob("*.jpg"):
+            if not wanted(path.name):
+                path.unlink()
+
+
+def test_identity_scene_and_camera_are_in_the_name(tmp_path):
+    names = ["0001_s001_v0_001.jpg", "0001_s001_v7_002.jpg", "0001_s012_v3_001.jpg", "0310_s000_v5_010.jpg"]
+    for name in names:
+        for modality in MODALITY_FOLDERS:
+            save(split_folder(tmp_path, "query3") / name[:4] / modality / name, pixels(1, 1, "RGB", 8, 4))
+    found = read_splits(config(tmp_path, *NAME), ("query",))["query"]
+    said = [(sample.identity, sample.scene, sample.camera) for sample in found]
+    assert said == [(1, 1, 0), (1, 1, 7), (1, 12, 3), (310, 0, 5)]
+    for sample, name in zip(found, names, strict=True):
+        folder = split_folder(tmp_path, "query3") / name[:4]
+        assert sample.paths == tuple(str(folder / modality / name) for modality in MODALITY_FOLDERS)
+
+
+def test_stray_files_and_hidden_folders_break_nothing(own):
+    root, expected = own
+    for name in ("bounding_box_train", "query3", "bounding_box_test"):
+        (split_folder(root, name) / "readme.txt").write_text("x")
+        (split_folder(root, name) / "Thumbs.db").write_bytes(b"x")
+        (split_folder(root, name) / "0001.jpg").write_bytes(b"x")
+        (split_folder(root, name) / ".thumbnails" / "vis").mkdir(parents=True)
+    assert read_splits(config(root, *NAME)) == expected
+
+
+def test_an_identity_folder_without_pictures_is_told(own):
+    root, _ = own
+    folder = split_folder(root) / "0099"
+    for modality in MODALITY_FOLDERS:
+        (folder / modality).mkdir(parents=True)
+    message = message_of(read_splits, config(root, *NAME))
+    assert f"The identity folder {folder} holds no pictures; add them or remove it" in message
+    assert "The gallery split of MSVR310" in message
+
+
+def test_an_identity_folder_without_modalities_is_told(own):
+    root, _ = own
+    (split_folder(root) / "0099").mkdir()
+    message = message_of(read_splits, config(root, *NAME))
+    assert f"The folder {split_folder(root) / '0099' / 'vis'} is missing" in message and "gallery split" in message
+
+
+def test_matches_are_in_another_scene(own):
+    """With a single scene nothing can be scored, whatever the cameras; with a single camera all can."""
+    root, _ = own
+    cfg = config(root, *NAME)
+    assert place_name(cfg) == "scene"
+    keep(root, lambda name: "_v7_" in name)
+    found = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for samples in found.values() for sample in samples} == {7}
+    assert len(make_test_data(cfg, found["query"], found["gallery"]).query) == 4
+
+    write_msvr310(root)
+    keep(root, lambda name: "_s001_" in name)
+    found = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for sample in found["gallery"]} == {0, 1, 7}
+    message = message_of(make_test_data, cfg, found["query"], found["gallery"])
+    assert "No query of MSVR310" in message and "with another scene" in message
+
+
+def test_msvr310_alone_is_scored_by_scene():
+    assert [name for name, reader in READERS.items() if reader.by_scene] == ["MSVR310"]
+
+
+def test_each_query_is_read_from_its_own_split(own):
+    root, expected = own
+    assert {Path(sample.paths[0]).parts[-4] for sample in expected["query"]} == {"query3"}
+    assert not set(expected["query"]) & set(expected["gallery"])
+    cfg = config(root, *NAME)
+    data = make_test_data(cfg, expected["query"], expected["gallery"])
+    assert len(data.samples) == 12 + 24

@@ -1,0 +1,189 @@
+"""RGBNT100: one picture per triplet, cut into three where it is decoded."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import CONFIG, ROOT, words_for
+from layouts import SIDE_BY_SIDE, pixels, save, write_rgbnt100
+from PIL import Image
+from triplets import PLAIN, a_text, config, cut_short, message_of, zero_bytes
+
+import train_net
+from config import load_cfg
+from datasets import SPLITS, read_splits
+from datasets.loaders import TripletDataset, batches, test_loader, train_loader, use_cache
+from datasets.pictures import decode_all, decode_triplet, verify
+from datasets.transforms import test_transform, train_transform
+from modeling import make_model
+from tools import export_features
+
+NAME = ("DATASETS.NAMES", "RGBNT100")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("rgbnt100")
+    write_rgbnt100(root)
+    return root
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A copy that a test may damage: its root and its samples."""
+    return tmp_path, write_rgbnt100(tmp_path)
+
+
+def parts_of(path):
+    """The picture's three parts as PIL and numpy see them, (256, 128) each."""
+    with Image.open(path) as picture:
+        whole = np.asarray(picture.convert("RGB"))
+    return [torch.from_numpy(whole[:, start:start + 256].copy()).permute(2, 0, 1) for start in (0, 256, 512)]
+
+
+def test_the_three_parts_of_a_picture_are_its_modalities(root):
+    samples = read_splits(config(root, *NAME), ("gallery",))["gallery"]
+    for sample in samples:
+        found = decode_triplet(sample)
+        assert [(part.dtype, tuple(part.shape)) for part in found] == [(torch.uint8, (3, 128, 256))] * 3
+        assert all(torch.equal(part, expected) for part, expected in zip(found, parts_of(sample.paths[0]), strict=True))
+    for number, part in enumerate(decode_triplet(samples[0])):
+        written = torch.from_numpy(pixels(2, 201, ("RGB", "NI", "TI")[number], 256, 128)).permute(2, 0, 1)
+        assert (part.int() - written.int()).abs().float().mean() < 3  # JPEG
+    assert all(torch.equal(ours, theirs) for triplet, sample in zip(decode_all(samples), samples, strict=True)
+               for ours, theirs in zip(triplet, parts_of(sample.paths[0]), strict=True))
+
+
+@pytest.mark.parametrize("cache", ["yes", "no"])
+def test_batches_hold_the_three_parts(root, cache):
+    cfg = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]", "DATASETS.CACHE", cache)
+    samples = read_splits(cfg, ("query",))["query"]
+    images, labels, cameras = zip(*batches(test_loader(cfg, samples)), strict=True)
+    assert torch.cat(labels).tolist() == [sample.identity for sample in samples]
+    assert torch.cat(cameras).tolist() == [sample.camera for sample in samples]
+    for number, modality in enumerate(("RGB", "NI", "TI")):
+        expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
+        assert torch.allclose(torch.cat([image[modality] for image in images]), (expected / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+def test_the_cache_changes_no_training_picture(root):
+    cfg = config(root, *NAME)
+    samples = read_splits(cfg, ("train",))["train"][:3]
+    plain, cached = (TripletDataset(samples, [0] * 3, train_transform(cfg), cache=cache) for cache in (False, True))
+    for key in ((0, 5), (1, 6), (2, 7), (0, 8)):
+        assert torch.equal(plain[key][0], cached[key][0])
+
+
+def test_resizing_a_part_is_resizing_it_alone(root):
+    """No pixel of a neighbour comes in over the edge."""
+    cfg = config(root, *NAME, *PLAIN)
+    sample = read_splits(cfg, ("query",))["query"][0]
+    images = TripletDataset([sample], [0], test_transform(cfg), cache=False)[0][0]
+    for image, part in zip(images, parts_of(sample.paths[0]), strict=True):
+        assert torch.equal(image, test_transform(cfg)(part))
+
+
+def test_auto_caches_what_fits(root, monkeypatch):
+    cfg = config(root, *NAME)
+    samples = read_splits(cfg, ("train",))["train"]
+    for spare, fits in ((0, True), (-1, False)):
+        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", 30 * 3 * 768 * 128 + spare)
+        assert use_cache(cfg, samples) is fits
+
+
+def test_junk_is_left_out_of_every_split(own):
+    root, expected = own
+    for split in ("bounding_box_train", "query", "bounding_box_test"):
+        save(root / "RGBNT100" / "rgbir" / split / "-1_c2_0007.jpg", pixels(99, 1, "NI", *SIDE_BY_SIDE))
+    assert read_splits(config(root, *NAME)) == expected
+
+
+def test_a_split_of_junk_alone_is_empty(own):
+    root, expected = own
+    for sample in expected["gallery"]:
+        Path(sample.paths[0]).unlink()
+    assert "The gallery split of RGBNT100" in (message := message_of(read_splits, config(root, *NAME)))
+    assert "is empty" in message
+
+
+def test_every_camera_is_read(tmp_path):
+    for camera in range(1, 9):
+        save(tmp_path / "RGBNT100" / "rgbir" / "query" / f"0001_c{camera}.jpg", pixels(1, camera, "RGB", 768, 4))
+    found = read_splits(config(tmp_path, *NAME), ("query",))["query"]
+    assert [sample.camera for sample in found] == list(range(8))
+
+
+@pytest.mark.parametrize("width", [256, 767, 769])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_picture_of_another_width_is_told(own, split, width):
+    root, expected = own
+    path = Path(expected[split][3].paths[0])
+    save(path, np.zeros((128, width, 3), np.uint8))
+    message = message_of(read_splits, config(root, *NAME))
+    assert f"The picture {path} is {width} pixels wide, but it must be 768: RGB, NI, TI side by side, 256 each" in message
+    assert "replace it or remove" in message and f"The {split} split of RGBNT100" in message and "\n" not in message
+
+
+def test_the_width_of_junk_does_not_matter(own):
+    root, expected = own
+    save(root / "RGBNT100" / "rgbir" / "bounding_box_test" / "-1_c3_0001.jpg", np.zeros((8, 8, 3), np.uint8))
+    assert read_splits(config(root, *NAME)) == expected
+
+
+@pytest.mark.parametrize("damage", [zero_bytes, a_text])
+def test_a_file_that_is_no_picture_is_told_when_the_data_is_read(own, damage):
+    root, expected = own
+    path = Path(expected["query"][5].paths[0])
+    damage(path)
+    message = message_of(read_splits, config(root, *NAME))
+    assert message.startswith(f"The picture {path} cannot be read (") and "replace it or remove its triplet" in message
+    assert ("it is empty" in message) == (damage is zero_bytes)
+
+
+def test_what_only_decoding_finds_is_left_to_verify(own):
+    root, expected = own
+    damaged = [Path(expected["train"][number].paths[0]) for number in (3, 11)]
+    for path in damaged:
+        cut_short(path)
+    samples = read_splits(config(root, *NAME), ("train",))["train"]
+    head, *lines = message_of(verify, samples).splitlines()
+    assert head.startswith("2 of 30 pictures")
+    assert [any(str(path) in line for line in lines) for path in damaged] == [True, True] and len(lines) == 2
+    for make, cache in ((train_loader, "yes"), (test_loader, "yes"), (test_loader, "no")):
+        cfg = config(root, *NAME, "DATASETS.CACHE", cache)
+        assert f"The picture {damaged[0]} cannot be read" in message_of(lambda: list(batches(make(cfg, samples))))  # noqa: B023
+
+
+@pytest.mark.parametrize("damage", [zero_bytes, lambda path: save(path, np.zeros((128, 512, 3), np.uint8))])
+def test_nothing_is_written_for_pictures_that_do_not_fit(own, tmp_path, command, damage):
+    root, expected = own
+    path = expected["gallery"][0].paths[0]
+    damage(Path(path))
+    code, stdout, stderr = command(train_net.main, *words_for(root, *NAME, "OUTPUT_DIR", tmp_path / "run"))
+    assert code == 2 and not stdout and stderr.startswith("error: The picture ") and path in stderr
+    assert stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
+    monkeypatch.syspath_prepend(ROOT / "tools")  # as the interpreter does for a script
+    from tools import draw_ranks, draw_tokens, figures
+
+    large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
+    sample = read_splits(large, ("query",))["query"][2]
+    for drawn, part in zip(figures.pictures(large, sample), parts_of(sample.paths[0]), strict=True):
+        assert np.array_equal(drawn, part.permute(1, 2, 0).numpy())
+    assert figures.room(large, 1.8) == (1.8, 0.9) and figures.room(config(root), 1.8) == (0.9, 1.8)
+
+    words = words_for(root, *NAME)
+    torch.save({"model": make_model(load_cfg(CONFIG, words[2:]), 5, 8).state_dict()}, tmp_path / "weights.pth")
+    for tool, name in ((draw_ranks, "--queries"), (draw_tokens, "--samples")):
+        path = tmp_path / f"{name}.png"
+        code, stdout, stderr = command(tool.main, *words, "--weight", tmp_path / "weights.pth", "--output", path, name, "2")
+        assert code == 0 and stdout.strip() == str(path), stderr
+        with Image.open(path) as picture:
+            assert np.asarray(picture.convert("L")).std() > 10
+
+
+def test_the_help_of_the_export_tells_the_shape_of_its_paths(command):
+    code, stdout, _ = command(export_features.main, "--help")
+    assert code == 0 and "paths (n, 3)" in " ".join(stdout.split()) and "(n, 1) where one picture" in " ".join(stdout.split())

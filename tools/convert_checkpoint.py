@@ -1,0 +1,50 @@
+"""Convert a checkpoint between DeMo's names and ours.
+
+    python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
+"""
+import argparse
+from pathlib import Path
+
+import torch
+
+from config import UserError
+from config.cli import run
+from config.files import check_output_file, written_whole
+from engine.checkpoint import read_checkpoint
+from modeling.weights import to_demo, unknown_names
+
+NAMES = {"demo": "DeMo's", "ours": "our"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Convert a checkpoint between DeMo's names and ours; no bit of a tensor changes. test_net.py reads both.",
+        epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
+               "What else a checkpoint holds (epoch, configuration, optimiser) is left behind.")
+    parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
+    parser.add_argument("output", type=Path, metavar="OUT", help="checkpoint to write, ending in .pth")
+    parser.add_argument("--to", choices=NAMES, required=True, help="whose names OUT will have")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    arguments = parser.parse_args()
+    output = check_output_file(arguments.output, ".pth")
+    if output.exists() and not arguments.overwrite:
+        raise UserError(f"The output {output} already exists; choose another or pass --overwrite to replace it.")
+    found = read_checkpoint(arguments.input)
+    if found.has_demo_names == (arguments.to == "demo"):
+        raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
+                        f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is.")
+
+    content = to_demo(found.model) if arguments.to == "demo" else {
+        "model": found.model, "num_class": found.num_class, "camera_num": found.camera_num}
+    with written_whole(output) as temporary:
+        torch.save(content, temporary)
+    count = len(content if arguments.to == "demo" else found.model)
+    print(f"Wrote {count} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
+          f"{found.camera_num} cameras")
+    if unknown := unknown_names(found.model):
+        print(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
+              f"{', …' if len(unknown) > 5 else ''}")
+
+
+if __name__ == "__main__":
+    run(main)
