@@ -1,4 +1,5 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +46,17 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise UserError(f"The weights {path} do not exist; give TEST.WEIGHT (or --weight) a checkpoint such as "
                         "runs/RGBNT201/DeMo_SDTPS/best.pth.")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of a TorchScript archive, before its error
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
     content = content if isinstance(content, Mapping) else {}
     weights = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
-    weights = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    # DataParallel puts module. before every name.
+    weights = {name.removeprefix("module."): value for name, value in weights.items()
+               if isinstance(name, str) and isinstance(value, torch.Tensor)}
     cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:

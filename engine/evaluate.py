@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
 from config.progress import progress
-from datasets import READERS, Sample
+from datasets import Sample, reader_of
 from datasets.loaders import batches, test_loader
 from engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from engine.reranking import k_reciprocal
@@ -129,7 +129,7 @@ def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen
 
 def place_name(cfg: CfgNode) -> str:
     """What the data set's protocol leaves out of a query's gallery beside its identity: camera or scene (spec 9)."""
-    return "scene" if READERS[cfg.DATASETS.NAMES].by_scene else "camera"
+    return "scene" if reader_of(cfg).by_scene else "camera"
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:

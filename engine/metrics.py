@@ -49,14 +49,19 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
 def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_cams: torch.Tensor,
                        gallery_cams: torch.Tensor, *, query_scenes: torch.Tensor | None = None,
                        gallery_scenes: torch.Tensor | None = None, max_rank: int = 50) -> Ranking:
-    """`evaluate_ranking` by given distances (Q, G), of any kind: the lower, the more alike."""
+    """`evaluate_ranking` by distances (Q, G) that are there already, such as re-ranked ones: the lower, the more alike.
+
+    Also raises `ValueError` for distances of other than two dimensions.
+    """
+    if distance.ndim != 2:
+        raise ValueError(f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}.")
     return _evaluate(lambda part: distance[part], *distance.shape, distance.device,
                      (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
 
 
 def _evaluate(distances: Callable[[slice], torch.Tensor], queries: int, gallery: int, device: torch.device,
               labels: tuple[torch.Tensor, ...], scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
-    """`distances` gives the rows of some queries; labels: identities of query and gallery, cameras of query and gallery."""
+    """`distances` gives the rows (q, G) of some queries; labels: identities of query and gallery, then their cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
     query_ids, gallery_ids, query_places, gallery_places = (

@@ -36,8 +36,9 @@ def _rate_and_decay(cfg: CfgNode, name: str, is_clip: bool) -> tuple[float, floa
 
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
-    extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {}
-    return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), fused=True, **extra)
+    # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler leaves out the very first step.
+    extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
+    return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:

@@ -19,20 +19,18 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeMo's weights with those of the fusion stacked under our names.
+    """DeMo's weights with those of the fusion stacked under our names, where the first of each stack was.
 
-    Where a part of a stack is missing or has another shape, or the experts' counters differ, DeMo's names stay.
+    All DeMo's names stay where a part is missing or does not fit the others of its stack: nothing could undo that.
     """
     members = defaultdict(list)
     for theirs, (ours, _) in _table(sum(1 for name in weights if EXPERT.fullmatch(name))).items():
         members[ours].append(theirs)
-    stacks = {}  # at the place of their first member
-    stacked = set()
-    for ours, names in members.items():
-        tensors = [weights[name] for name in names if name in weights]
-        if len(tensors) == len(names) and _fit(ours, tensors):
-            stacks[names[0]] = ours, _stack(ours, tensors)
-            stacked.update(names)
+    if not all(name in weights for names in members.values() for name in names) or not all(
+            _fit(ours, [weights[name] for name in names]) for ours, names in members.items()):
+        return dict(weights)
+    stacks = {names[0]: (ours, _stack(ours, [weights[name] for name in names])) for ours, names in members.items()}
+    stacked = {name for names in members.values() for name in names}
     return dict(stacks.get(name, (name, tensor)) for name, tensor in weights.items() if name in stacks or name not in stacked)
 
 
@@ -60,9 +58,9 @@ def _table(heads: int) -> dict[str, tuple[str, tuple[int, int]]]:
 
 
 def _fit(ours: str, tensors: list[torch.Tensor]) -> bool:
-    same_shape = all(tensor.shape == tensors[0].shape for tensor in tensors)
+    alike = all((tensor.shape, tensor.dtype) == (tensors[0].shape, tensors[0].dtype) for tensor in tensors)
     # One BatchNorm counts batches once; DeMo's experts all see every batch.
-    return same_shape and (ours != COUNTER or all(torch.equal(tensor, tensors[0]) for tensor in tensors))
+    return alike and (ours != COUNTER or all(torch.equal(tensor, tensors[0]) for tensor in tensors))
 
 
 def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:

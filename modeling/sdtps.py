@@ -2,8 +2,10 @@
 
 Each modality's patch tokens are scored by a small MLP and by their similarity to the global features of all three
 modalities, the best are kept, the kept are aggregated to fewer, and the rest becomes one extra token. This file needs
-torch alone, so that it can be copied into another code base.
+torch alone, so that it can be copied into another code base, and runs on Python 3.8 and torch 1.13 as DeMo does.
 """
+from __future__ import annotations
+
 import math
 
 import torch
@@ -140,7 +142,8 @@ class MultiModalSDTPS(nn.Module):
                              f"for {self.num_patches}.")
         globals_ = torch.stack([RGB_global, NI_global, TI_global])
         slimmed, masks = [], []
-        for index, (name, tokens) in enumerate(zip(STATE_NAMES, patches, strict=True)):
+        for index, name in enumerate(STATE_NAMES):
+            tokens = patches[index]
             others = torch.cat([globals_[:index], globals_[index + 1:]])
             selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, globals_[index], others)
             aggregated = getattr(self, f"{name}_aggr")(selected, decision)

@@ -1,76 +1,11 @@
-"""Profiling, help and keys: what the commands say without a run."""
+"""Help and keys: what the commands say without a run."""
 import runpy
 import sys
 
 import pytest
-import torch
-from commands import CONFIG, ONE_LINE, ROOT, SCRIPTS, SMALL, TRUNK_WIDTH, words_for
+from commands import ONE_LINE, ROOT, SCRIPTS, words_for
 
 import train_net
-from config import MODALITIES, load_cfg
-from modeling import make_model
-from tools import profile_flops
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "parameters", "gmacs"), [("Baseline", 87_988_224, 34.28), ("DeMo_SDTPS", 88_617_573, 34.33)])
-def test_profile_of_the_published_models(command, name, parameters, gmacs):
-    code, stdout, _ = command(profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / f"{name}.yml")
-    total = stdout.splitlines()[-1].split()
-    assert code == 0 and total[0] == "total"
-    assert int(total[1].replace(",", "")) == parameters
-    assert float(total[2]) == pytest.approx(gmacs, rel=0.005)
-    parts = [line.split()[-2:] for line in stdout.splitlines()[2:-1]]
-    assert sum(int(count.replace(",", "")) for count, _ in parts) == parameters
-    assert sum(float(macs) for _, macs in parts) == pytest.approx(float(total[2]), abs=5e-4)
-
-
-class Attention(torch.nn.Module):
-    def __init__(self, fused):
-        super().__init__()
-        self.fused = fused
-
-    def forward(self, query, key, value):
-        if self.fused:
-            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
-        return (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value
-
-
-def test_fused_attention_counts_its_matrix_products():
-    """(…, L, E)·(…, S, E) and weights·(…, S, V): the plain form counted by fvcore's own rules says the same."""
-    from fvcore.nn import FlopCountAnalysis
-
-    shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
-    inputs = tuple(torch.randn(*shape) for shape in shapes)
-    fused = FlopCountAnalysis(Attention(True), inputs)
-    fused.set_op_handle("aten::scaled_dot_product_attention", profile_flops.attention_macs)
-    plain = FlopCountAnalysis(Attention(False), inputs).unsupported_ops_warnings(False)
-    assert fused.total() == plain.total() == 2 * 3 * (5 * 7 * 8 + 5 * 7 * 6)
-
-
-def test_fused_attention_keeps_its_matrix_products_in_the_count():
-    """Of the plain form's count only the softmax and the scaling of the queries are lost."""
-    cfg = load_cfg(CONFIG, SMALL)
-    model = make_model(cfg, 6, 4).eval()
-    blocks = model.trunk.vit.blocks
-    counts = {}
-    for fused, plain_on in ((False, ("cpu",)), (True, ())):
-        model.trunk.plain_attention_on = plain_on
-        counts[fused] = profile_flops.count_macs(cfg, model)[""]
-        assert all(block.attn.fused_attn is fused for block in blocks)
-    tokens = 1 + 8 * 4
-    softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * TRUNK_WIDTH
-    assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
-
-
-def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, stdout, _ = command(profile_flops.main, *words_for("nowhere"), "--num_class", "9", "--camera_num", "3")
-    assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
-    model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
-    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert f"{expected:,}" in stdout.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -82,9 +82,30 @@ def test_fails_for_too_few_identities(fails, tiny_root):
     assert "has 6 identities" in said and "lower SOLVER.IMS_PER_BATCH to at most 12" in said
 
 
-def test_fails_for_a_gpu_that_is_not_there(fails, tiny_root):
-    said = fails(train_net.main, *words_for(tiny_root, "MODEL.DEVICE", "cuda:9"))
-    assert "MODEL.DEVICE is 'cuda:9'" in said and "'auto' or 'cpu'" in said
+def test_fails_for_too_few_samples_of_a_shuffled_batch(fails, tiny_root):
+    said = fails(train_net.main, *words_for(tiny_root, "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "50"))
+    assert "has 48 triplets" in said and "lower SOLVER.IMS_PER_BATCH" in said
+
+
+@pytest.mark.parametrize(("opts", "named"), [
+    (["MODEL.DEVICE", "cuda:99"], "MODEL.DEVICE is 'cuda:99'"),
+    (["MODEL.DEVICE", "cuda", "MODEL.DEVICE_ID", "99"], "MODEL.DEVICE_ID 99")], ids=["device", "its number"])
+def test_fails_for_a_gpu_that_is_not_there(fails, tiny_root, opts, named):
+    said = fails(train_net.main, *words_for(tiny_root, *opts))
+    assert named in said and "CUDA devices that torch can use" in said and "set MODEL.DEVICE to 'cpu'" in said
+
+
+@pytest.mark.parametrize(("opts", "reason"), [
+    (["SOLVER.STEPS", "(30, 60)"], "a cosine"), (["MODEL.PROMPT", "True"], "MambaPro"),
+    (["MODEL.IF_WITH_CENTER", "yes"], "METRIC_LOSS_TYPE")], ids=["steps", "prompt", "center"])
+def test_fails_for_a_key_that_does_nothing_here(fails, tiny_root, opts, reason):
+    said = fails(train_net.main, *words_for(tiny_root, *opts))
+    assert said.startswith(f"{ONE_LINE}{opts[0]}") and reason in said
+
+
+def test_fails_for_pretrained_weights_of_something_else(fails, tiny_root, small_weights):
+    words = words_for(tiny_root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", small_weights)
+    assert "holds no weights of test_vit" in fails(train_net.main, *words)
 
 
 def test_fails_for_an_output_that_is_a_file(fails, tiny_root, tmp_path):

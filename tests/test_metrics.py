@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from config import UserError
 from engine import metrics
-from engine.metrics import evaluate_ranking, squared_distances
+from engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
@@ -56,6 +56,13 @@ def test_golden_distance():
     assert torch.allclose(squared_distances(*case[:2]), arrays["distance"], atol=1e-6)
 
 
+def test_golden_re_ranked_distances():
+    arrays, case = golden()
+    found = evaluate_distances(arrays["rerank_distance"], *case[2:])
+    assert_same(found, arrays["rerank_cmc"].tolist(), float(arrays["rerank_map"]))
+    assert abs(found.mAP - float(arrays["market_map"])) > 0.05
+
+
 def test_the_loops_agree_with_the_golden_case_too():
     arrays, case = golden()
     cmc, mean = by_loops(case)
@@ -78,6 +85,25 @@ def test_scenes_take_the_cameras_place(seed):
     other_cameras = (*case[:4], torch.zeros_like(case[4]), torch.zeros_like(case[5]))
     again = evaluate_ranking(*other_cameras, query_scenes=scenes[0], gallery_scenes=scenes[1])
     assert again.mAP == found.mAP  # cameras play no part then
+
+
+@pytest.mark.parametrize("scenes", [False, True])
+def test_given_distances_are_ranked_as_they_are(scenes):
+    """Distances that no features have: some below 0, no two sides alike."""
+    case = random_case(7)
+    distance = torch.randn(40, 120, generator=torch.Generator().manual_seed(70))
+    places = (case[4] % 3, case[5] % 3) if scenes else case[4:]
+    given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
+    expected = ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9)
+    assert_same(evaluate_distances(distance, *case[2:], **given, max_rank=9), *expected)
+
+
+def test_features_and_their_distances_rank_alike(monkeypatch):
+    case = random_case(8)
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 500)
+    found, expected = evaluate_distances(squared_distances(*case[:2]), *case[2:]), evaluate_ranking(*case)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-9)
+    assert torch.equal(found.cmc, expected.cmc)
 
 
 def test_a_ranking_worked_out_by_hand():
@@ -202,3 +228,17 @@ def test_scenes_of_one_side_are_refused(side):
     case = random_case(0)
     with pytest.raises(ValueError, match="scenes for both"):
         evaluate_ranking(*case, **{side: case[4] if side == "query_scenes" else case[5]})
+
+
+def test_distances_are_refused_as_features_are():
+    case = random_case(0)
+    distance = squared_distances(*case[:2])
+    for wrong in (distance[:-1], distance[:, :-1]):
+        with pytest.raises(ValueError, match="identities and"):
+            evaluate_distances(wrong, *case[2:])
+    with pytest.raises(ValueError, match=r"\(queries, gallery\), but they are \(40,\)"):
+        evaluate_distances(distance[:, 0], *case[2:])
+    with pytest.raises(ValueError, match="scenes for both"):
+        evaluate_distances(distance, *case[2:], query_scenes=case[4])
+    with pytest.raises(UserError, match="No query has a match"):
+        evaluate_distances(distance[:, :0], case[2], case[3][:0], case[4], case[5][:0])

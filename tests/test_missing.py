@@ -1,14 +1,14 @@
 """Missing modalities: one case by TEST.MISS, and all six at once from one pass of the trunk (spec 6)."""
+import runpy
+
 import pytest
 import torch
-from commands import COLUMNS, CONFIG, ONE_LINE, contents, table_of, weights_file, words_for
+from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
 from golden_cases import relative_error
 from tiny import CAMERAS, random_images, tiny_model
 
 import test_net
-import train_net
 from config import MISSING_CASES, MODALITIES, load_cfg
-from tools import draw_ranks, draw_tokens, export_features, profile_flops, report
 
 MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],
            "nt": ["NI", "TI"]}
@@ -53,7 +53,8 @@ def seen_by(model, call):
     return seen
 
 
-@pytest.mark.parametrize("cases", [CASES, CASES[1:], CASES[:1], CASES[3:5], CASES[5:6]], ids=lambda cases: f"{len(cases)} cases")
+@pytest.mark.parametrize("cases", [CASES, CASES[1:], CASES[:1], CASES[3:5], CASES[5:6]],
+                         ids=["all", "the six", "complete", "two", "one"])
 @torch.no_grad()
 def test_every_image_passes_the_trunk_once(cases):
     """A missing one only where another case has it; zeros once per camera and modality at most."""
@@ -120,13 +121,14 @@ def test_one_table_of_all_cases(words, command):
         assert row == [pytest.approx(sum(values) / 6, abs=0.101) for values in of_six]
 
 
-@pytest.mark.parametrize(("main", "more"), [
-    (train_net.main, []), (export_features.main, ["--output", "x.npz"]), (profile_flops.main, []),
-    (draw_ranks.main, ["--output", "x.png"]), (draw_tokens.main, ["--output", "x.png"])],
-    ids=["train_net", "export_features", "profile_flops", "draw_ranks", "draw_tokens"])
-def test_other_commands_refuse_all_cases(words, command, monkeypatch, tmp_path, main, more):
+@pytest.mark.parametrize(("script", "more"), [
+    ("train_net.py", []), ("tools/export_features.py", ["--output", "x.npz"]), ("tools/profile_flops.py", []),
+    ("tools/draw_ranks.py", ["--output", "x.png"]), ("tools/draw_tokens.py", ["--output", "x.png"])])
+def test_other_commands_refuse_all_cases(words, command, monkeypatch, tmp_path, script, more):
+    monkeypatch.syspath_prepend(ROOT / "tools")  # as the interpreter does for a script
+    main = runpy.run_path(str(ROOT / script))["main"]
     monkeypatch.chdir(tmp_path)
     code, stdout, stderr = command(main, *words, "TEST.MISS", "all", "OUTPUT_DIR", "run", *more)
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE + "TEST.MISS is 'all'") and stderr.count("\n") == 1
-    assert "test_net.py" in stderr and "Traceback" not in stderr
-    assert contents(tmp_path) == {} and not list(tmp_path.iterdir())
+    assert "test_net.py" in stderr
+    assert not list(tmp_path.iterdir())

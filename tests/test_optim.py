@@ -140,6 +140,29 @@ def test_three_steps_by_hand(name):
         assert torch.allclose(parameter.detach().double(), values[key], rtol=1e-5, atol=1e-7), key
 
 
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_first_step_that_the_scaler_leaves_out(name):
+    """As float16 often begins: its gradients overflow, the scale is lowered, and the next step is the first."""
+    found = {}
+    for overflows in (True, False):
+        opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
+        model = tiny_model(*opts)
+        optimizer = make_optimizer(tiny_cfg(*opts), model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in ([torch.inf] if overflows else []) + [1.0, 0.5]:
+            optimizer.zero_grad()
+            weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            scaler.scale(factor * sum(weight.sum() for weight in weights)).backward()
+            kept = torch.full((1_000_000,), torch.nan)  # what memory holds that nobody has filled yet
+            del kept
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == (512 if overflows else 1024)
+        found[overflows] = model.state_dict()
+    for key, tensor in found[False].items():
+        assert torch.allclose(found[True][key], tensor, rtol=1e-6, atol=1e-8), key
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_optimizer_steps(name):
     opts = ["SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]

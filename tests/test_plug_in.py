@@ -39,7 +39,7 @@ SETTINGS = {
 }
 ON = ["MODEL.USE_SDTPS", True]
 WIDTH, BATCH, FULL_WIDTH, FULL_CLASSES = 64, 4, 512, 171
-each_setting = pytest.mark.parametrize("setting", SETTINGS)
+EACH_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 
 
 class Step(NamedTuple):
@@ -126,10 +126,13 @@ def tried(tmp_path_factory):
     cases = {f"{setting}, {name}": {"module": module, "opts": [*SIZE, *opts, *more]}
              for setting, opts in SETTINGS.items()
              for name, module, more in (("untouched", "untouched", []), ("off", "make_model", []), ("on", "make_model", ON))}
-    cases |= {f"full size, {name}": {"opts": ["MODEL.TRANSFORMER_TYPE", "one_block", *more], "num_classes": FULL_CLASSES,
-                                     "only_size": True} for name, more in (("off", []), ("on", ON))}
+    cases |= {f"full size, {name}": {"module": module, "opts": ["MODEL.TRANSFORMER_TYPE", "one_block", *opts],
+                                     "num_classes": FULL_CLASSES, "only_cost": True} for name, module, opts in (
+        ("untouched", "untouched", []), ("off", "make_model", []), ("on", "make_model", ON),
+        ("with HDM", "make_model", [*ON, "MODEL.HDM", True]))}
     cases |= {name: {"opts": [*SIZE, *ON, *more], **settings} for name, more, settings in (
         ("Gumbel", ["MODEL.SDTPS_USE_GUMBEL", True], {}),
+        ("warm Gumbel", ["MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", 5.0], {}),
         ("ratios", ["MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1], {}),
         ("bfloat16", ["MODEL.HDM", True], {"precision": "bfloat16"}),
         ("float16", ["MODEL.HDM", True], {"precision": "float16"}),
@@ -173,12 +176,11 @@ def test_keys(tried):
     assert {name: tried["defaults"][name] for name in added} == {name: defaults[name] for name in added}
 
 
-@each_setting
+@EACH_SETTING
 def test_off_changes_nothing(results, setting):
     untouched, off = results[f"{setting}, untouched"], results[f"{setting}, off"]
     assert off["config"]["USE_SDTPS"] is False
-    for part in ("parameters", "flops", "loss"):
-        assert untouched[part] == off[part]
+    assert untouched["loss"] == off["loss"]
     for part in ("initial", "gradients", "weights", "patterns"):
         assert list(untouched[part]) == list(off[part])
         assert_identical(untouched[part].values(), off[part].values())
@@ -190,7 +192,7 @@ def assert_identical(tensors, others):
         assert (one is None and other is None) or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
-@each_setting
+@EACH_SETTING
 def test_training(results, setting):
     off, on = results[f"{setting}, off"], results[f"{setting}, on"]
     scores, feature, *others = on["outputs"]
@@ -214,7 +216,7 @@ def test_training(results, setting):
         assert name.endswith("aggr.weight.3.bias") or gradient.norm() > 1e-7, name
 
 
-@each_setting
+@EACH_SETTING
 def test_the_other_weights_start_the_same(results, setting):
     off, on = (results[f"{setting}, {name}"]["initial"] for name in ("off", "on"))
     assert all(torch.equal(tensor, on[name]) for name, tensor in off.items())
@@ -226,7 +228,7 @@ def test_the_other_weights_start_the_same(results, setting):
     assert float(on["classifier_sdtps.weight"].std()) == pytest.approx(0.001, rel=0.1)
 
 
-@each_setting
+@EACH_SETTING
 def test_patterns(results, setting):
     """1 original, 2 enhanced, 3 both; the numbers of SDTPS are those of this project's module."""
     off, on = results[f"{setting}, off"], results[f"{setting}, on"]
@@ -299,17 +301,21 @@ def test_its_checkpoint_is_converted_and_back(checkpoint, command):
 def test_cost(results):
     """The figures of the guide's first table."""
     off, on = results["full size, off"], results["full size, on"]
-    module = sum(parameter.numel() for parameter in MultiModalSDTPS().parameters())
+    assert off == results["full size, untouched"]
+    full = MultiModalSDTPS()
+    module = sum(parameter.numel() for parameter in full.parameters())
     head = 3 * FULL_WIDTH * (1 + FULL_CLASSES)
     assert on["parameters"] - off["parameters"] == module + head
     added = on["flops"][0] - off["flops"][0]
     text = GUIDE.read_text(encoding="utf-8")
     assert f"| +{module + head:,}: {module:,} of SDTPS, {head:,} of its head |" in text
     assert f"| +{added:.2f} G |" in text
+    aggregated = full.rgb_aggr.weight[-1].out_features
+    assert f"| {full.num_patches} → {full.keep} kept → {aggregated} aggregated + 1 extra |" in text
 
 
 def test_every_operator_is_in_the_table(results):
-    assert all(result["flops"][1] == {} for result in results.values())
+    assert all(results[f"full size, {name}"]["flops"][1] == {} for name in ("untouched", "off", "on", "with HDM"))
 
 
 def test_the_example_is_our_configuration(results):
@@ -332,23 +338,31 @@ def test_the_keys_are_used(results):
 
 
 def test_gumbel(results):
-    """Forward nothing changes; the gradient does, but keeps its size."""
-    plain, gumbel = results["direct 1, on"], results["Gumbel"]
+    """Forward nothing changes; the gradient does, with the temperature too, but keeps its size."""
+    plain, gumbel, warm = (results[case] for case in ("direct 1, on", "Gumbel", "warm Gumbel"))
     assert_identical(plain["outputs"], gumbel["outputs"])
-    for name, gradient in plain["gradients"].items():
-        if "score_predictor" in name:
-            assert not torch.equal(gradient, gumbel["gradients"][name])
-            assert gumbel["gradients"][name].norm() < 10 * gradient.norm()
+    assert_identical(plain["outputs"], warm["outputs"])
+    names = [name for name in plain["gradients"] if "score_predictor" in name]
+    for one, other, third in zip(*(map(result["gradients"].get, names) for result in (plain, gumbel, warm)), strict=True):
+        assert not torch.equal(one, other)
+        assert not torch.equal(other, third)
+        assert max(other.norm(), third.norm()) < 10 * one.norm()
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "float16", "bfloat16 with Gumbel"])
 def test_mixed_precision(results, case):
-    result = results[case]
+    result, precision = results[case], getattr(torch, case.split()[0])
     assert all(torch.as_tensor(output).isfinite().all() for output in result["outputs"])
     assert all(gradient is None or gradient.isfinite().all() for gradient in result["gradients"].values())
+    assert result["outputs"][0].dtype == precision
     expected = results["Gumbel" if "Gumbel" in case else "direct 1, HDM, on"]["outputs"]
-    assert result["outputs"][0].dtype == getattr(torch, case.split()[0])
-    assert relative_error(result["outputs"][1].float(), expected[1].detach()) < 0.05
+    # Where two patches have almost the same score, rounding may keep the other one.
+    assert relative_error(result["outputs"][1].float(), expected[1].detach()) < 0.2
+
+    *tokens, rgb, ni, ti = (tensor.to(precision) for tensor in result["inner"]["inputs"])
+    with torch.autocast("cpu", precision):
+        slimmed = MultiModalSDTPS(WIDTH, tokens[0].shape[1])(*tokens, rgb, ni, ti)[:3]
+    assert all(tensor.dtype == precision and tensor.isfinite().all() for tensor in slimmed)
 
 
 def test_the_class_token_among_the_patches(results):
@@ -357,7 +371,7 @@ def test_the_class_token_among_the_patches(results):
 
 
 def test_what_mistakes_look_like(results):
-    """The guide's table: without step 7 patterns stay the original; a step 5 after the fusion leaves its feature alone."""
+    """The guide's list: without step 7 patterns stay the original; a step 5 after the fusion leaves its feature alone."""
     assert_identical(results["without 7"]["patterns"].values(), results["direct 1, off"]["patterns"].values())
     wrong, off = (results[case]["outputs"] for case in ("5 after fusion", "direct 1, HDM, off"))
     assert_identical(wrong[2:], off)

@@ -1,10 +1,12 @@
 """DeMo's checkpoint names to ours and back."""
-
 import pytest
 import torch
-from tiny import tiny_model
+from reference.fusion import MODALITIES_OF, Fusion
+from tiny import tiny_cfg, tiny_model
 
-from modeling.weights import from_demo, is_demo, to_demo
+from config import UserError
+from engine.checkpoint import load_weights, read_checkpoint
+from modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
 CLIP_TRUNK = {
     "BACKBONE.cv_embed": "trunk.camera_embedding",
@@ -37,6 +39,10 @@ REST = {
         ("bottleneck", "num_batches_tracked"), ("classifier", "weight"))},
     **{f"{stem}_reduce.{leaf}": f"pife.reduce.{modality}.{leaf}"
        for stem, modality in (("rgb", "RGB"), ("nir", "NI"), ("tir", "TI")) for leaf in ("0.weight", "1.bias")},
+    **{f"generalFusion.moe.gating_network.gate.{theirs}": f"atmoe.{ours}" for theirs, ours in (
+        ("linear_re.0.weight", "gate.0.weight"), ("linear_re.0.bias", "gate.0.bias"),
+        ("linear_re.2.running_var", "gate.2.running_var"), ("linear_re.2.num_batches_tracked", "gate.2.num_batches_tracked"),
+        ("q_.weight", "query.weight"), ("k_.weight", "key.weight"))},
     "sdtps.nir_aggr.weight.1.weight": "sdtps.nir_aggr.weight.1.weight",
     "sdtps.rgb_sparse.score_predictor.0.bias": "sdtps.rgb_sparse.score_predictor.0.bias",
 }
@@ -45,7 +51,7 @@ UNKNOWN = {name: name for name in ("generalFusion.r_token", "bottleneck_new.weig
 SHAPES = {"BACKBONE.base.class_embedding": (6,), "BACKBONE.base.positional_embedding": (10, 6),
           "BACKBONE.base.conv1.weight": (6, 3, 2, 2), "BACKBONE.base.proj": (6, 4), "BACKBONE.base.cls_token": (1, 1, 6),
           "BACKBONE.base.pos_embed": (1, 10, 6)}
-
+FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
               pytest.mark.filterwarnings("ignore:.*looks like a TorchScript archive:UserWarning")]
@@ -74,25 +80,124 @@ def test_demos_names_and_back(trunk, prefix):
         assert torch.equal(ours[names[name]], tensor.T if name.endswith("base.proj") else tensor), name
         assert ours[names[name]].is_contiguous()
 
+    assert unknown_names(ours) == list(UNKNOWN)
+    assert_same(to_demo(ours), theirs)
+
+
+def assert_same(found, expected):
+    """The same names in the same order, the same tensors bit by bit."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(found[name], tensor), name
+
+
+def in_order(weights):
+    return dict(sorted(weights.items()))
+
+
+def fusion_weights(width=64, heads=4, dtype=torch.float32, seed=2):
+    """DeMo's HDM and ATMoE (without heads: HDM alone) between what stands around them in its checkpoints."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {"BACKBONE.base.norm.weight": torch.ones(3)}
+    for name, tensor in Fusion(width, heads).state_dict().items():
+        weights[f"generalFusion.{name}"] = torch.tensor(1234567) if name.endswith("tracked") \
+            else torch.randn(tensor.shape, generator=generator).to(dtype)
+    return weights | {"classifier_moe.weight": torch.zeros(2, 7)}
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 4), (192, 12), (64, 1), (128, None)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_demos_fusion_and_back(width, heads, dtype, prefix):
+    """Seven attentions and 7·HEAD experts, head by head, become places of stacked tensors."""
+    theirs = fusion_weights(width, heads, dtype)
+    ours = from_demo({prefix + name: tensor for name, tensor in theirs.items()})
+    assert unknown_names(ours) == []
+    assert all(tensor.dtype in (dtype, torch.int64) for name, tensor in ours.items() if name.startswith(("hdm.", "atmoe.")))
+    fusion = {name.removeprefix("generalFusion."): tensor for name, tensor in theirs.items()}
+    for place, subset in enumerate(MODALITIES_OF):
+        assert torch.equal(ours["hdm.query"][place], fusion[f"{subset}_token"][0, 0])
+        for part in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
+            assert torch.equal(ours[f"hdm.{part.replace('out_proj.', 'out_proj_')}"][place], fusion[f"{subset}.{part}"])
+    width //= heads or 1
+    for place in range(7 * (heads or 0)):
+        expert = f"moe.experts.{place // 7}.expertHead.{place % 7}.mlp"
+        assert torch.equal(ours["atmoe.expert_weight"][place], fusion[f"{expert}.0.weight"])
+        assert torch.equal(ours["atmoe.expert_bias"][place], fusion[f"{expert}.0.bias"])
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            assert torch.equal(ours[f"atmoe.norm.{part}"][place * width:(place + 1) * width], fusion[f"{expert}.2.{part}"])
+    if heads:
+        assert ours["atmoe.norm.num_batches_tracked"] == 1234567
+
     back = to_demo(ours)
-    assert list(back) == list(theirs)
-    for name, tensor in theirs.items():
-        assert back[name].dtype == tensor.dtype
-        assert torch.equal(back[name], tensor), name
+    assert_same(back, theirs)
+    for name, tensor in back.items():  # a view would be saved with the whole stack
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), name
 
 
-@pytest.mark.parametrize("direct", [0, 1])
-def test_our_models_weights_and_back(direct):
-    model = tiny_model("MODEL.DIRECT", direct)
+def change(weights, end, tensor):
+    """The weights with those whose names end so replaced, or, by None, left out."""
+    assert any(name.endswith(end) for name in weights)
+    return {name: tensor if name.endswith(end) else value for name, value in weights.items()
+            if tensor is not None or not name.endswith(end)}
+
+
+@pytest.mark.parametrize(("end", "tensor", "stack"), [
+    ("experts.2.expertHead.5.mlp.0.weight", None, "atmoe.expert_weight"),
+    ("experts.3.expertHead.0.mlp.0.weight", None, "atmoe.expert_weight"),
+    ("experts.0.expertHead.6.mlp.2.running_var", None, "atmoe.norm.running_var"),
+    ("experts.1.expertHead.1.mlp.2.num_batches_tracked", torch.tensor(3), "atmoe.norm.num_batches_tracked"),
+    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(5), "atmoe.expert_bias"),
+    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(16, dtype=torch.float16), "atmoe.expert_bias"),
+    ("generalFusion.nt.out_proj.bias", None, "hdm.out_proj_bias"),
+    ("generalFusion.rt_token", torch.zeros(1, 1, 32), "hdm.query"),
+    ("generalFusion.rnt.in_proj_weight", torch.zeros(3, 64), "hdm.in_proj_weight"),
+], ids=lambda value: str(value) if isinstance(value, str) else "")
+def test_parts_that_make_no_stack(tmp_path, end, tensor, stack):
+    """They keep DeMo's names, come back unchanged, and are refused by the model."""
+    model = tiny_model(*FUSION)
+    theirs = change(to_demo(model.state_dict()), end, tensor)
+    ours = from_demo(theirs)
+    left = unknown_names(ours)
+    assert left and all(name.startswith("generalFusion.") for name in left)
+    assert stack not in ours or ours[stack].shape != model.state_dict()[stack].shape
+    assert_same(in_order(to_demo(ours)), in_order(theirs))
+    torch.save(theirs, tmp_path / "broken.pth")
+    with pytest.raises(UserError, match=r"do not fit the configuration's model: .*(is missing|generalFusion|has the shape)"):
+        load_weights(tiny_cfg(*FUSION), model, read_checkpoint(tmp_path / "broken.pth"))
+
+
+@pytest.mark.parametrize("opts", [("MODEL.DIRECT", 0), ("MODEL.DIRECT", 1), (*FUSION, "MODEL.DIRECT", 0),
+                                  ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)], ids=str)
+def test_our_models_weights_and_back(opts):
+    model = tiny_model(*opts)
     ours = model.state_dict()
     theirs = to_demo(ours)
-    assert not any(name.startswith(("trunk.", "pife.", "heads.")) for name in theirs)
+    assert not any(name.startswith(("trunk.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs)
     assert is_demo(theirs)
     assert is_demo({f"module.{name}": tensor for name, tensor in theirs.items()})
     assert not is_demo(ours)
-    assert {"bottleneck_sdtps.weight", "BACKBONE.base.sie_embed", "BACKBONE.base.blocks.5.mlp.fc2.weight"} <= theirs.keys()
-    assert ("classifier.weight" in theirs) == (direct == 1)
-    assert ("classifier_t.weight" in theirs) == (direct == 0)
-    back = from_demo(theirs)
-    assert list(back) == list(ours)
-    assert all(torch.equal(back[name], ours[name]) for name in ours)
+    assert {"BACKBONE.base.sie_embed", "BACKBONE.base.blocks.5.mlp.fc2.weight"} <= theirs.keys()
+    assert ("bottleneck_sdtps.weight" in theirs) == (model.sdtps is not None)
+    assert ("classifier.weight" in theirs) == model.one_head
+    assert ("classifier_t.weight" in theirs) == (not model.one_head)
+    assert ("classifier_moe.weight" in theirs) == ("generalFusion.rnt_token" in theirs) == (model.hdm is not None)
+    assert ("generalFusion.moe.experts.3.expertHead.6.mlp.2.bias" in theirs) == (model.atmoe is not None)
+    assert_same(in_order(from_demo(theirs)), in_order(ours))
+
+
+@pytest.mark.parametrize("container", [None, "model", "state_dict"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_checkpoints_with_demos_names(tmp_path, container, prefix):
+    """Bare or under a key, with the prefix of a model that several devices trained, in half precision."""
+    ours = {name: tensor.half() if tensor.is_floating_point() else tensor
+            for name, tensor in tiny_model(*FUSION).state_dict().items()}
+    theirs = {prefix + name: tensor for name, tensor in to_demo(ours).items()}
+    torch.save({container: theirs, "epoch": 3} if container else theirs, tmp_path / "demo.pth")
+    found = read_checkpoint(tmp_path / "demo.pth")
+    assert found.has_demo_names and (found.num_class, found.camera_num) == (5, 4)
+    assert_same(in_order(found.model), in_order(ours))
+    model = tiny_model(*FUSION, seed=1)
+    load_weights(tiny_cfg(*FUSION), model, found)
+    assert all(torch.equal(tensor, ours[name].to(tensor.dtype)) for name, tensor in model.state_dict().items())

@@ -6,15 +6,25 @@ def evaluate(query_features, gallery_features, query_ids, gallery_ids, query_pla
 
     (None, None) where no query has a match.
     """
-    average_precisions, curves = [], []
-    for feature, identity, place in zip(query_features, query_ids, query_places, strict=True):
-        ranking = []
-        for other, other_identity, other_place in zip(gallery_features, gallery_ids, gallery_places, strict=True):
-            if other_identity == identity and other_place == place:
-                continue
+    distances = []
+    for feature in query_features:
+        distances.append([])
+        for other in gallery_features:
             distance = 0.0
             for a, b in zip(feature, other, strict=True):
                 distance += (a - b) ** 2
+            distances[-1].append(distance)
+    return evaluate_distances(distances, query_ids, gallery_ids, query_places, gallery_places, max_rank)
+
+
+def evaluate_distances(distances, query_ids, gallery_ids, query_places, gallery_places, max_rank=50):
+    """`evaluate` by distances that are there already: a list per query of those to the gallery."""
+    average_precisions, curves = [], []
+    for row, identity, place in zip(distances, query_ids, query_places, strict=True):
+        ranking = []
+        for distance, other_identity, other_place in zip(row, gallery_ids, gallery_places, strict=True):
+            if other_identity == identity and other_place == place:
+                continue
             ranking.append((distance, other_identity == identity))
         ranking.sort()
         hits, precisions, curve = 0, [], []

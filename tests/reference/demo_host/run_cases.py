@@ -20,22 +20,22 @@ PATTERNS = (1, 2, 3)
 
 def main():
     cases, output = sys.argv[1:]
+    torch.set_num_threads(1)  # the model is too small to share out
     with open(cases) as file:
         results = {name: run(**case) for name, case in json.load(file).items()}
     torch.save({"defaults": dict(defaults.MODEL), "results": results, "modules": sorted(sys.modules), "files": [
         module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]}, output)
 
 
-def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_size=False):
+def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_cost=False):
     cfg = defaults.clone()
     cfg.merge_from_list(opts)
     if yaml:
         cfg.merge_from_file(yaml)
     torch.manual_seed(0)
     model = importlib.import_module(f"modeling.{module}").DeMo(num_classes, cfg, CAMERAS, 0, None)
-    size = {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad), "flops": model.flops()}
-    if only_size:
-        return size
+    if only_cost:
+        return {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad), "flops": model.flops()}
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stir(model)
 
@@ -56,7 +56,7 @@ def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, onl
     with torch.no_grad():
         patterns = {pattern: model(images, cam_label=cameras, return_pattern=pattern) for pattern in PATTERNS}
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    return {**size, "config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
+    return {"config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
             "loss": loss.detach(), "gradients": gradients, "weights": model.state_dict(), "patterns": patterns,
             "inner": inner, "error": error_with_class_token(model, inner)}
 

@@ -1,0 +1,87 @@
+"""The table of effects, and the ground that all of them stand on: a tiny data set and a tiny model."""
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from commands import CONFIG, SMALL, TRUNK_WIDTH
+from layouts import write_msvr310, write_rgbnt201
+from yacs.config import CfgNode
+
+from config import MODALITIES, UserError, load_cfg
+from modeling import make_model
+
+IDENTITIES, CAMERAS = 5, 8
+"""Of the training split that layouts.py writes."""
+WIDTH = TRUNK_WIDTH
+LABELS = torch.tensor([0, 0, 1, 1])
+BASE = (*SMALL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "DATASETS.ROOT_DIR", "{root}/data",
+        "OUTPUT_DIR", "{root}/outputs/run")
+
+class Effect(NamedTuple):
+    observe: Callable[[CfgNode], object]
+    expected: dict[str, object]
+    others: tuple[str, ...]
+
+
+EFFECTS: dict[str, Effect] = {}
+
+
+def effect(key: str, expected: dict[str, object], *others: str) -> Callable:
+    """The decorated function sees expected[value] of a configuration with `key` at `value`; `...` stands for what cannot
+    be written down, but is the same each time.
+
+    Values are texts of the command line, as are the KEYs and VALUEs in `others`; {root} stands for the ground's folder,
+    {value} for the value. A function can observe several keys, each with a line of its own.
+    """
+    def enter(observe):
+        assert key not in EFFECTS, key
+        EFFECTS[key] = Effect(observe, expected, others)
+        return observe
+
+    return enter
+
+
+def configuration(root: Path, key: str, value: str) -> CfgNode:
+    opts = [*BASE, *EFFECTS[key].others, key, value]
+    return load_cfg(CONFIG, [opt.replace("{value}", value).replace("{root}", str(root)) for opt in opts])
+
+
+def write_ground(root: Path) -> None:
+    """data/: RGBNT201 and MSVR310; other/: RGBNT201 without a triplet; weights of the trunk and of the whole model."""
+    write_rgbnt201(root / "data")
+    write_msvr310(root / "data")
+    lost = write_rgbnt201(root / "other")["train"][0]
+    for path in lost.paths:
+        Path(path).unlink()
+    square = ("MODEL.PATCH_SIZE", "16", "INPUT.SIZE_TRAIN", "[64, 64]", "INPUT.SIZE_TEST", "[64, 64]")
+    pretrained, trained = (model_of(load_cfg(CONFIG, [*SMALL, *opts])) for opts in (square, ()))
+    for model in (pretrained, trained):
+        torch.nn.init.constant_(model.trunk.vit.norm.weight, MARK)
+    torch.save(pretrained.trunk.vit.state_dict(), root / "trunk.pth")
+    torch.save({"model": trained.state_dict(), "dataset": "RGBNT201", "camera_num": CAMERAS}, root / "weights.pth")
+
+
+MARK = 7.5
+"""The final norm's weights in the files of `write_ground`."""
+
+
+def model_of(cfg: CfgNode):
+    torch.manual_seed(0)
+    return make_model(cfg, IDENTITIES, CAMERAS)
+
+
+def images_of(cfg: CfgNode, seed: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Random triplets (4, 3, H, W) by modality and their cameras."""
+    generator = torch.Generator().manual_seed(seed)
+    images = {modality: torch.randn(len(LABELS), 3, *cfg.INPUT.SIZE_TRAIN, generator=generator) for modality in MODALITIES}
+    return images, torch.arange(len(LABELS))
+
+
+def is_told(call: Callable, *arguments) -> bool:
+    """Whether a call ends in a sentence for the user."""
+    try:
+        call(*arguments)
+    except UserError:
+        return True
+    return False

@@ -1,0 +1,119 @@
+"""DATASETS, DATALOADER and INPUT: what is read, how it is batched, how pictures are augmented."""
+import multiprocessing
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import torch
+from pytest import approx
+from triplets import random_picture
+
+from config import with_values
+from datasets import read_splits
+from datasets.loaders import batches, test_loader, train_loader
+from datasets.transforms import test_transform, train_transform
+from effects.base import effect, is_told
+from engine.evaluate import place_name
+
+PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
+
+
+def training_loader(cfg):
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    loader.batch_sampler.epoch = 1
+    return loader
+
+
+@effect("DATASETS.NAMES", {"RGBNT201": ("RGBNT201", "camera"), "MSVR310": ("MSVR310", "scene")})
+def folder_and_protocol(cfg):
+    path = Path(read_splits(cfg)["query"][0].paths[0])
+    return path.relative_to(cfg.DATASETS.ROOT_DIR).parts[0], place_name(cfg)
+
+
+@effect("DATASETS.ROOT_DIR", {"{root}/data": 30, "{root}/other": 29})
+def number_of_training_samples(cfg):
+    return len(read_splits(cfg)["train"])
+
+
+@effect("DATASETS.CACHE", {"yes": False, "no": True, "auto": False})
+def pictures_are_missed_once_they_are_gone(cfg):
+    own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
+    shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
+    loader = training_loader(with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
+    shutil.rmtree(own)
+    return is_told(list, batches(loader))
+
+
+@effect("DATALOADER.NUM_WORKERS", {"0": 0, "1": 1, "2": 2})
+def loading_processes(cfg):
+    before = set(multiprocessing.active_children())
+    loaded = batches(training_loader(cfg))
+    next(loaded)
+    return len(set(multiprocessing.active_children()) - before)
+
+
+@effect("DATALOADER.NUM_INSTANCE", {"2": {2}, "4": {4}})
+def triplets_per_identity(cfg):
+    return {count for _, labels, _ in batches(training_loader(cfg)) for count in Counter(labels.tolist()).values()}
+
+
+@effect("DATALOADER.SAMPLER", {"softmax_triplet": True, "softmax": False})
+def identities_come_in_groups(cfg):
+    return all(set(Counter(labels.tolist()).values()) == {2} for _, labels, _ in batches(training_loader(cfg)))
+
+
+@effect("SOLVER.IMS_PER_BATCH", {"4": {4}, "10": {10}})
+def triplets_per_training_batch(cfg):
+    return {len(labels) for _, labels, _ in batches(training_loader(cfg))}
+
+
+@effect("TEST.IMS_PER_BATCH", {"10": [10, 10, 4], "24": [24]})
+def triplets_per_evaluation_batch(cfg):
+    return [len(labels) for _, labels, _ in batches(test_loader(cfg, read_splits(cfg)["query"]))]
+
+
+@effect("INPUT.SIZE_TRAIN", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TEST", "{value}")
+def shape_of_a_training_picture(cfg):
+    return tuple(train_transform(cfg)(random_picture()).shape)
+
+
+@effect("INPUT.SIZE_TEST", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TRAIN", "{value}")
+def shape_of_a_picture_in_evaluation(cfg):
+    return tuple(test_transform(cfg)(random_picture()).shape)
+
+
+def distinct(cfg, draws):
+    """Distinct training pictures that come of one picture."""
+    transform, picture = train_transform(cfg), random_picture()
+    torch.manual_seed(0)
+    return {transform(picture).numpy().tobytes(): None for _ in range(draws)}
+
+
+@effect("INPUT.PADDING", {"0": 1, "1": 9, "2": 25}, *PLAIN[:4])
+def places_of_the_crop(cfg):
+    return len(distinct(cfg, 400))
+
+
+@effect("INPUT.PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[2:])
+def mirrored_of_400(cfg):
+    transform, picture = train_transform(cfg), random_picture()
+    mirrored = test_transform(cfg)(picture.flip(2))
+    torch.manual_seed(0)
+    return sum(torch.allclose(transform(picture), mirrored, atol=1e-6) for _ in range(400))
+
+
+@effect("INPUT.RE_PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[:2], *PLAIN[4:])
+def erased_of_400(cfg):
+    transform, picture = train_transform(cfg), random_picture()
+    whole = test_transform(cfg)(picture)
+    torch.manual_seed(0)
+    return sum(not torch.allclose(transform(picture), whole, atol=1e-6) for _ in range(400))
+
+
+@effect("INPUT.PIXEL_MEAN", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]}, *PLAIN)
+@effect("INPUT.PIXEL_STD", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]}, *PLAIN)
+def channels_of_white(cfg):
+    white = random_picture().fill_(255)
+    found = [transform(white).mean(dim=(1, 2)).tolist() for transform in (train_transform(cfg), test_transform(cfg))]
+    assert found[0] == found[1]
+    return found[0]

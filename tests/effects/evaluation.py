@@ -1,0 +1,75 @@
+"""TEST: which features are ranked, and how."""
+import torch
+from pytest import approx
+from reference import ranking
+from reference import reranking as slow
+
+from config import MODALITIES
+from datasets import read_splits
+from effects.base import MARK, effect, images_of, is_told, model_of
+from engine.evaluate import extract_features, make_test_data, rank_features
+from engine.load import load_model_and_data
+
+
+def test_data_of(cfg):
+    splits = read_splits(cfg, ("query", "gallery"))
+    return make_test_data(cfg, splits["query"], splits["gallery"])
+
+
+@effect("TEST.WEIGHT", {"": "told", "{root}/weights.pth": "loaded"})
+def weights_to_evaluate(cfg):
+    if is_told(load_model_and_data, cfg):
+        return "told"
+    model, _ = load_model_and_data(cfg)
+    return "loaded" if model.trunk.vit.norm.weight.eq(MARK).all() else "others"
+
+
+@effect("TEST.MISS", {"None": set(MODALITIES), "nothing": set(MODALITIES), "r": {"NI", "TI"}, "nt": {"RGB"}})
+@torch.no_grad()
+def modalities_that_are_seen(cfg):
+    model = model_of(cfg).eval()
+    images, cameras = images_of(cfg)
+    expected = model(images, cameras)
+    return {modality for modality in MODALITIES
+            if not torch.allclose(model({**images, modality: images[modality] + 1}, cameras), expected)}
+
+
+@effect("TEST.NECK_FEAT", {"before": "before", "after": "after"})
+@torch.no_grad()
+def place_of_the_features_in_the_neck(cfg):
+    model = model_of(cfg)
+    neck = model.heads["original"].bottleneck
+    for seed in range(3):
+        model.train()(*images_of(cfg, seed))  # the running statistics leave their start
+    data = test_data_of(cfg)
+    found = extract_features(model.eval(), data.loader)[1]
+    images, _, cameras = next(iter(data.loader))
+    before = model.features(*model.encode(images, cameras))["original"]
+    after = (before - neck.running_mean) / (neck.running_var + neck.eps).sqrt() * neck.weight + neck.bias
+    (name,) = (name for name, feature in (("before", before), ("after", after))
+               if torch.allclose(found[:len(feature)], feature, atol=1e-5))
+    return name
+
+
+@effect("TEST.FEAT_NORM", {"yes": True, "no": False})
+def only_the_direction_counts(cfg):
+    """A direction for each identity, at lengths that are all over the place."""
+    data = test_data_of(cfg)
+    identities = torch.tensor([sample.identity for sample in data.samples])
+    lengths = 10.0 ** (torch.arange(len(identities)) % 5)
+    features = (identities[:, None] == identities.unique()).float() * lengths[:, None]
+    return rank_features(cfg, features, data).mAP == approx(1)
+
+
+@effect("TEST.RE_RANKING", {"no": "Euclidean", "yes": "k-reciprocal"})
+def distance_that_is_ranked(cfg):
+    data = test_data_of(cfg)
+    features = torch.randn(len(data.samples), 6, generator=torch.Generator().manual_seed(4)).double()
+    features = features / features.norm(dim=1, keepdim=True)
+    query, gallery = (features[places].tolist() for places in (data.query, data.gallery))
+    labels = [data.labels(name, places).tolist() for name in ("identity", "camera") for places in (data.query, data.gallery)]
+    expected = {"Euclidean": ranking.evaluate(query, gallery, *labels)[1],
+                "k-reciprocal": ranking.evaluate_distances(slow.k_reciprocal(query, gallery), *labels)[1]}
+    found = rank_features(cfg, features.float(), data).mAP
+    (name,) = (name for name, mean in expected.items() if found == approx(mean, abs=1e-4))
+    return name

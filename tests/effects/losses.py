@@ -1,0 +1,107 @@
+"""The keys of the losses, seen against the slow losses of tests/reference."""
+from itertools import combinations
+
+import torch
+from pytest import approx
+from reference import losses as reference
+
+from effects.base import effect, model_of
+from engine.optim import make_center_optimizer
+from modeling.losses import make_center_losses, total_loss
+
+TRIPLETS_ALONE = ("MODEL.ID_LOSS_WEIGHT", "0")
+IDENTITY_ALONE = ("MODEL.TRIPLET_LOSS_WEIGHT", "0")
+WITH_CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
+LABELS = torch.tensor([0, 1, 2, 3] * 3)
+IDENTITIES, WIDTH = 6, 10
+
+
+def draw(seed=1):
+    """Scores and features of one pair."""
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(IDENTITIES, WIDTH, generator=generator)
+    features = centers[LABELS] + 0.7 * torch.randn(len(LABELS), WIDTH, generator=generator)
+    return 3 * torch.randn(len(LABELS), IDENTITIES, generator=generator), features
+
+
+def loss_of(cfg, center_losses=()):
+    return float(total_loss(cfg, draw(), LABELS, [1.0], center_losses).detach())
+
+
+def triplet(margin=None):
+    return float(reference.batch_hard_triplet_loss(draw()[1].double(), LABELS, margin))
+
+
+def identity(smoothing):
+    return float(reference.label_smoothed_cross_entropy(draw()[0].double(), LABELS, smoothing))
+
+
+def center(center_losses):
+    return float(reference.center_loss(draw()[1].double(), LABELS, center_losses[0].centers.detach().double()))
+
+
+def centers_of(cfg):
+    torch.manual_seed(3)
+    return make_center_losses(cfg, IDENTITIES, [WIDTH])
+
+
+def which(found, candidates):
+    """The one candidate (name: value) that is the value found."""
+    (name,) = (name for name, value in candidates.items() if found == approx(value, rel=1e-5))
+    return name
+
+
+@effect("MODEL.ID_LOSS_WEIGHT", {"1.0": approx(1.0), "0.25": approx(0.25)}, *IDENTITY_ALONE)
+def weight_of_the_identity_loss(cfg):
+    return loss_of(cfg) / identity(0.1)
+
+
+@effect("MODEL.TRIPLET_LOSS_WEIGHT", {"1.0": approx(1.0), "3": approx(3.0)}, *TRIPLETS_ALONE)
+def weight_of_the_triplet_loss(cfg):
+    return loss_of(cfg) / triplet()
+
+
+@effect("MODEL.IF_LABELSMOOTH", {"on": 0.1, "off": 0.0}, *IDENTITY_ALONE)
+def label_smoothing(cfg):
+    return which(loss_of(cfg), {smoothing: identity(smoothing) for smoothing in (0.0, 0.1, 0.2)})
+
+
+@effect("MODEL.NO_MARGIN", {"True": None, "False": 0.3}, *TRIPLETS_ALONE)
+@effect("SOLVER.MARGIN", {"0.3": 0.3, "0.8": 0.8}, *TRIPLETS_ALONE, "MODEL.NO_MARGIN", "False")
+def margin(cfg):
+    return which(loss_of(cfg), {margin: triplet(margin) for margin in (None, 0.3, 0.8)})
+
+
+@effect("MODEL.METRIC_LOSS_TYPE", {"triplet": {"triplet"}, "center": {"center"}, "triplet_center": {"triplet", "center"}},
+        *TRIPLETS_ALONE, "SOLVER.CENTER_LOSS_WEIGHT", "1")
+def losses_of_the_features(cfg):
+    losses = centers_of(cfg)
+    parts = {"triplet": triplet(), "center": center(losses) if losses else 1e6}
+    sums = {names: sum(parts[name] for name in names) for count in range(3) for names in combinations(parts, count)}
+    return set(which(loss_of(cfg, losses), sums))
+
+
+@effect("SOLVER.CENTER_LOSS_WEIGHT", {"0.0005": approx(0.0005), "0.2": approx(0.2)}, "MODEL.METRIC_LOSS_TYPE", "center",
+        "MODEL.ID_LOSS_WEIGHT", "0")
+def weight_of_the_center_loss(cfg):
+    losses = centers_of(cfg)
+    return loss_of(cfg, losses) / center(losses)
+
+
+@effect("SOLVER.CENTER_LR", {"0.5": approx(0.5, rel=1e-4), "0.1": approx(0.1, rel=1e-4)}, *WITH_CENTERS)
+def step_of_the_centers_over_the_gradient(cfg):
+    losses = centers_of(cfg)
+    start = losses[0].centers.detach().double().requires_grad_()
+    reference.center_loss(draw()[1].double(), LABELS, start).backward()
+    optimizer = make_center_optimizer(cfg, losses)
+    total_loss(cfg, draw(), LABELS, [1.0], losses).backward()
+    optimizer.step()
+    return float((start - losses[0].centers).detach().norm() / start.grad.norm())
+
+
+@effect("MODEL.SDTPS_LOSS_WEIGHT", {"1.0": approx(1.0), "0.2": approx(0.2)})
+def weight_of_the_sdtps_pair(cfg):
+    first, second = draw(1), draw(2)
+    both = total_loss(cfg, (*first, *second), LABELS, model_of(cfg).pair_weights)
+    alone = [total_loss(cfg, pair, LABELS, [1.0]) for pair in (first, second)]
+    return float((both - alone[1]) / alone[0])

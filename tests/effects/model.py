@@ -1,0 +1,160 @@
+"""MODEL: what the network is made of and what it computes."""
+import torch
+from pytest import approx
+
+from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, model_of
+from engine.optim import make_optimizer
+from modeling.losses import total_loss
+from modeling.pretrained import load_pretrained
+
+HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
+
+
+@effect("MODEL.TRANSFORMER_TYPE", {"test_vit": WIDTH, "vit_tiny_patch16_224": 192})
+def width_of_the_tokens(cfg):
+    return model_of(cfg).eval().encode(*images_of(cfg))[0]["NI"].shape[2]
+
+
+@effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
+@effect("MODEL.STRIDE_SIZE", {"[4, 4]": 32, "[2, 4]": 15 * 4, "[4, 2]": 8 * 7})
+def patches_of_a_picture(cfg):
+    return model_of(cfg).eval().encode(*images_of(cfg))[0]["NI"].shape[1]
+
+
+@effect("MODEL.PRETRAIN_PATH_T", {"": False, "{root}/trunk.pth": True}, "MODEL.PATCH_SIZE", "0", "INPUT.SIZE_TRAIN",
+        "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]")
+def the_trunk_holds_the_files_weights(cfg):
+    trunk = model_of(cfg).trunk
+    load_pretrained(trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    return bool(trunk.vit.norm.weight.eq(MARK).all())
+
+
+@effect("MODEL.DROP_PATH", {"0.0": 0.0, "0.3": approx(0.3)})
+def stochastic_depth_of_the_last_block(cfg):
+    return getattr(model_of(cfg).trunk.vit.blocks[-1].drop_path2, "drop_prob", 0.0)
+
+
+def is_random(model, cfg):
+    with torch.no_grad():
+        first, second = (model.encode(*images_of(cfg))[0]["TI"] for _ in range(2))
+    return not torch.equal(first, second)
+
+
+@effect("MODEL.DROP_OUT", {"0.0": (0.0, 0.0, False, False), "0.4": (0.4, 0.0, True, False)})
+@effect("MODEL.ATT_DROP_RATE", {"0.0": (0.0, 0.0, False, False), "0.4": (0.0, 0.4, True, False)})
+def dropout_in_mlps_and_attention_and_its_chance_in_training_and_evaluation(cfg):
+    model = model_of(cfg)
+    block = model.trunk.vit.blocks[2]
+    return block.mlp.drop2.p, block.attn.attn_drop.p, is_random(model.train(), cfg), is_random(model.eval(), cfg)
+
+
+@effect("MODEL.SIE_CAMERA", {"True": True, "False": False})
+@torch.no_grad()
+def the_camera_changes_the_features(cfg):
+    model = model_of(cfg).eval()
+    images, cameras = images_of(cfg)
+    return not torch.equal(model(images, cameras), model(images, (cameras + 1) % CAMERAS))
+
+
+@effect("MODEL.SIE_COE", {"0.5": approx(0.5), "3.0": approx(3.0)})
+@torch.no_grad()
+def share_of_the_cameras_embedding_in_the_tokens(cfg):
+    trunk = model_of(cfg).trunk.eval()
+    seen = []
+    trunk.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    images = images_of(cfg)[0]["RGB"][:1]
+    trunk(images.expand(2, -1, -1, -1), torch.tensor([2, 5]))
+    apart = (trunk.camera_embedding[5] - trunk.camera_embedding[2]).expand_as(seen[0][0])
+    return float((seen[0][1] - seen[0][0]).norm() / apart.norm())
+
+
+@effect("MODEL.FROZEN", {"False": (True, True), "True": (False, True)})
+def a_step_moves_the_trunks_weights_and_the_rest(cfg):
+    model = model_of(cfg)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    optimizer = make_optimizer(cfg, model)
+    total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.pair_weights).backward()
+    optimizer.step()
+    moved = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
+    # A BatchNorm's bias is fixed in any case.
+    rest = {name for name in before if not name.startswith("trunk.vit.") and not name.endswith("bottleneck.bias")}
+    return any(name.startswith("trunk.vit.") for name in moved), rest <= moved
+
+
+@effect("MODEL.GLOBAL_LOCAL", {"False": True, "True": False})
+@torch.no_grad()
+def the_globals_are_the_class_tokens(cfg):
+    model = model_of(cfg).eval()
+    images, cameras = images_of(cfg)
+    globals_ = model.encode(images, cameras)[1]
+    return all(torch.allclose(globals_[modality], model.trunk(image, cameras)[1], atol=1e-5)
+               for modality, image in images.items())
+
+
+@effect("MODEL.DIRECT", {"1": [3 * WIDTH, 3 * WIDTH], "0": [3 * WIDTH, WIDTH, WIDTH, WIDTH]})
+@effect("MODEL.USE_SDTPS", {"True": [3 * WIDTH, 3 * WIDTH], "False": [3 * WIDTH]})
+@effect("MODEL.HDM", {"False": [3 * WIDTH, 3 * WIDTH], "True": [3 * WIDTH, 7 * WIDTH, 3 * WIDTH]})
+def widths_of_the_training_features(cfg):
+    return [feature.shape[1] for feature in model_of(cfg).train()(*images_of(cfg))[1::2]]
+
+
+@effect("MODEL.ATM", {"False": True, "True": False}, *HDM)
+@torch.no_grad()
+def the_enhanced_feature_is_hdms(cfg):
+    model = model_of(cfg).eval()
+    patches, globals_ = model.encode(*images_of(cfg))
+    slimmed = model.slim(patches, globals_)[0]
+    return torch.equal(model.features(patches, globals_)["moe"], model.hdm(slimmed, globals_).flatten(1))
+
+
+@effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
+@torch.no_grad()
+def heads_of_the_gates(cfg):
+    gates = model_of(cfg).eval().atmoe.gates(torch.randn(3, 7, WIDTH))
+    assert torch.allclose(gates.sum(2), torch.ones(3, gates.shape[1]))
+    return gates.shape[1]
+
+
+def slimmed(model, cfg):
+    """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
+    patches, globals_ = model.encode(*images_of(cfg))
+    return [torch.stack(list(part.values())) for part in model.slim(patches, globals_)]
+
+
+@effect("MODEL.SDTPS_SPARSE_RATIO", {"0.5": {16.0}, "0.25": {8.0}})
+@torch.no_grad()
+def kept_patches(cfg):
+    return set(slimmed(model_of(cfg), cfg)[1].sum(2).unique().tolist())
+
+
+@effect("MODEL.SDTPS_AGGR_RATIO", {"0.4": 6 + 1, "0.8": 12 + 1})
+@torch.no_grad()
+def slimmed_tokens(cfg):
+    return slimmed(model_of(cfg), cfg)[0].shape[2]
+
+
+@effect("MODEL.SDTPS_BETA", {"0.0": (True, False), "0.25": (True, True), "0.5": (False, True)})
+@torch.no_grad()
+def mlp_and_globals_matter_for_the_choice(cfg):
+    model = model_of(cfg).eval()
+    patches, globals_ = model.encode(*images_of(cfg))
+    chosen = model.slim(patches, globals_)[1]["TI"]
+    others = {modality: torch.randn_like(feature) for modality, feature in globals_.items()}
+    by_others = model.slim(patches, others)[1]["TI"]
+    for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
+        parameter.normal_()
+    return not torch.equal(model.slim(patches, globals_)[1]["TI"], chosen), not torch.equal(by_others, chosen)
+
+
+@effect("MODEL.SDTPS_USE_GUMBEL", {"False": False, "True": True})
+def the_masks_have_a_gradient(cfg):
+    return slimmed(model_of(cfg).train(), cfg)[1].requires_grad
+
+
+@effect("MODEL.SDTPS_GUMBEL_TAU", {"1.0": True, "1e6": False}, "MODEL.SDTPS_USE_GUMBEL", "True")
+def the_masks_gradient_is_felt(cfg):
+    """The hotter, the weaker: the derivative of softmax(score / tau) falls with tau."""
+    model = model_of(cfg).train()
+    masks = slimmed(model, cfg)[1]
+    (masks * torch.randn_like(masks)).sum().backward()
+    return float(model.sdtps.rgb_sparse.score_predictor[2].weight.grad.norm()) > 1e-5

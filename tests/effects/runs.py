@@ -1,0 +1,138 @@
+"""Keys of whole runs: train_net.py on the tiny data set, with one epoch where nothing else is said."""
+import logging
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import torch
+from commands import records_of, without_seconds
+from tqdm import tqdm
+
+import engine.train
+import train_net
+from config import with_values
+from effects.base import LABELS, effect, images_of, is_told, model_of
+from engine.metrics import Ranking
+from engine.runtime import autocast, choose_device, choose_precision
+from modeling.losses import total_loss
+
+
+def run(cfg) -> Path:
+    """Train as the command does: → the folder of the run."""
+    file = Path(cfg.DATASETS.ROOT_DIR).parent / "run.yml"
+    file.write_text(cfg.dump(), encoding="utf-8")
+    with mock.patch("sys.argv", ["train_net.py", "--overwrite", "--config_file", str(file)]):
+        train_net.main()
+    return Path(cfg.OUTPUT_DIR)
+
+
+@effect("OUTPUT_DIR", {"{root}/outputs/one": ["one"], "{root}/outputs/new/two": ["new/two"]})
+def folders_that_hold_a_run(cfg):
+    outputs = Path(cfg.DATASETS.ROOT_DIR).parent / "outputs"
+    shutil.rmtree(outputs, ignore_errors=True)
+    run(cfg)
+    return [str(path.parent.relative_to(outputs)) for path in outputs.rglob("metrics.json")]
+
+
+@effect("SOLVER.MAX_EPOCHS", {"1": [1], "3": [1, 2, 3]})
+@effect("SOLVER.EVAL_PERIOD", {"1": [1, 2, 3], "2": [2, 3]}, "SOLVER.MAX_EPOCHS", "3")
+@effect("SOLVER.EVAL_UNTRAINED", {"False": [1], "True": [0, 1]})
+def epochs_with_an_evaluation(cfg):
+    return [record["epoch"] for record in records_of(run(cfg))]
+
+
+class Watch(logging.Handler):
+    """Notes which epoch last.pth holds whenever the training of an epoch is logged, before its own files are written."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.last, self.seen = output / "last.pth", []
+
+    def emit(self, record):
+        if ": loss" in record.getMessage():
+            self.seen.append(torch.load(self.last, weights_only=True)["epoch"] if self.last.exists() else None)
+
+
+@effect("SOLVER.CHECKPOINT_PERIOD", {"1": [None, 1, 2, 3], "2": [None, None, 2, 3]}, "SOLVER.MAX_EPOCHS", "3",
+        "SOLVER.EVAL_PERIOD", "3")
+def epoch_of_the_last_checkpoint_during_each_epoch_and_at_the_end(cfg):
+    watch = Watch(Path(cfg.OUTPUT_DIR))
+    logging.getLogger("engine.train").addHandler(watch)
+    try:
+        run(cfg)
+    finally:
+        logging.getLogger("engine.train").removeHandler(watch)
+    return [*watch.seen, torch.load(watch.last, weights_only=True)["epoch"]]
+
+
+@effect("SOLVER.LOG_PERIOD", {"1": 5, "2": 3, "10": 1}, "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "6")
+def updates_of_the_bar_in_five_batches(cfg):
+    told = []
+
+    class Bar(tqdm):
+        def set_postfix_str(self, text="", refresh=True):
+            told.append(text)
+
+    with mock.patch.object(engine.train, "progress", Bar):
+        run(cfg)
+    return len(told)
+
+
+@effect("SOLVER.SEED", {"1": ..., "2": ...})
+def records_of_a_run(cfg):
+    return without_seconds(records_of(run(cfg)))
+
+
+@effect("DATASETS.VERIFY", {"True": (True, False), "False": (True, True)}, "DATASETS.CACHE", "no")
+def a_damaged_picture_is_told_and_there_is_a_run(cfg):
+    """Before anything is written, or when it is met."""
+    own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
+    shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
+    for path in (own / "RGBNT201" / "test" / "TI").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    shutil.rmtree(cfg.OUTPUT_DIR, ignore_errors=True)
+    told = is_told(run, with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
+    shutil.rmtree(own)
+    return told, Path(cfg.OUTPUT_DIR).exists()
+
+
+BEST_EPOCHS = {1: 2, 2: 3, 3: 1}
+"""In the runs below, by return pattern."""
+
+
+@effect("TEST.RETURN_PATTERN", {str(pattern): epoch for pattern, epoch in BEST_EPOCHS.items()}, "SOLVER.MAX_EPOCHS", "3")
+def epoch_of_the_best_checkpoint(cfg):
+    """By rankings that are given: which epoch is best by which features cannot be had from a real training at will."""
+    epochs = iter((1, 2, 3))
+
+    def rankings(*_):
+        epoch = next(epochs)
+        return {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5) for pattern, best in BEST_EPOCHS.items()}
+
+    with mock.patch.object(engine.train, "evaluate", rankings):
+        output = run(cfg)
+    return torch.load(output / "best.pth", weights_only=True)["epoch"]
+
+
+@effect("SOLVER.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+def type_of_the_scores_in_training(cfg):
+    device = choose_device(cfg)
+    model = model_of(cfg).train()
+    with autocast(device, choose_precision(cfg, device)):
+        outputs = model(*images_of(cfg))
+        total_loss(cfg, outputs, LABELS, model.pair_weights).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    return outputs[0].dtype
+
+
+@effect("MODEL.DEVICE", {"cpu": "cpu", "cuda:99": "told"})
+def device_on_this_machine(cfg):
+    return "told" if is_told(choose_device, cfg) else str(choose_device(cfg))
+
+
+@effect("MODEL.DEVICE_ID", {"0": "cuda:0", "2": "cuda:2", "4": "told"}, "MODEL.DEVICE", "auto")
+def device_on_a_machine_with_four_gpus(cfg):
+    with mock.patch("torch.cuda.is_available", lambda: True), mock.patch("torch.cuda.device_count", lambda: 4):
+        found = device_on_this_machine(cfg)
+        assert found == device_on_this_machine(with_values(cfg, {"MODEL.DEVICE": "cuda"}))
+    return found

@@ -1,0 +1,203 @@
+"""convert_checkpoint.py as the shell would call it: both ways, what test_net.py makes of the results, and what it refuses."""
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, contents, table_of, words_for
+
+import test_net
+from config import load_cfg
+from modeling import make_model
+from modeling.weights import to_demo
+from tools import convert_checkpoint
+
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated"),
+              pytest.mark.filterwarnings("ignore:.*looks like a TorchScript archive:UserWarning")]
+
+
+@pytest.fixture(scope="module")
+def words(tiny_root):
+    return words_for(tiny_root, *FUSION)
+
+
+@pytest.fixture(scope="module")
+def ours(words, tmp_path_factory):
+    """A checkpoint with every module's weights, as train_net.py writes one."""
+    cfg = load_cfg(CONFIG, words[2:])
+    torch.manual_seed(0)
+    model = make_model(cfg, 6, 4)
+    for name, tensor in model.named_buffers():
+        if "running" in name:
+            tensor.uniform_(0.5, 2)
+        elif name.endswith("tracked"):
+            tensor.fill_(11)
+    model.atmoe.norm.weight.data.mul_(50)  # so that ATMoE's feature decides the ranking of the enhanced ones
+    path = tmp_path_factory.mktemp("ours") / "best.pth"
+    torch.save({"model": model.state_dict(), "num_class": 6, "camera_num": 4, "dataset": "RGBNT201", "epoch": 3,
+                "config": cfg.dump(), "optimizer": {"state": {}}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(ours, tmp_path_factory):
+    """The same as DeMo would save it: a bare state dict in its order."""
+    path = tmp_path_factory.mktemp("demo") / "DeMo.pth"
+    torch.save(to_demo(torch.load(ours, weights_only=True)["model"]), path)
+    return path
+
+
+@pytest.fixture
+def convert(command):
+    """Call the command, which must succeed: → what it wrote, and said."""
+    def call(source, target, to, *flags):
+        code, stdout, stderr = command(convert_checkpoint.main, source, target, "--to", to, *flags)
+        assert code == 0 and not stderr, stderr
+        assert [path for path in target.parent.iterdir() if path.name.endswith(".part")] == []
+        return torch.load(target, weights_only=True), stdout
+
+    return call
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_to_ours_and_back(convert, demo, tmp_path):
+    expected = torch.load(demo, weights_only=True)
+    content, said = convert(demo, tmp_path / "new" / "ours.pth", "ours")
+    assert content.keys() == {"model", "num_class", "camera_num"} and (content["num_class"], content["camera_num"]) == (6, 4)
+    assert said == (f"Wrote {len(content['model'])} tensors under our names to {tmp_path / 'new' / 'ours.pth'}: "
+                    "6 identities, 4 cameras\n")
+    back, said = convert(tmp_path / "new" / "ours.pth", tmp_path / "back.pth", "demo")
+    assert f"Wrote {len(expected)} tensors under DeMo's names" in said
+    assert_same(back, expected)
+    # Stacks and views leave no ballast.
+    sizes = [path.stat().st_size for path in (demo, tmp_path / "back.pth")]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+
+
+def test_to_demo_and_back(convert, ours, tmp_path):
+    expected = torch.load(ours, weights_only=True)["model"]
+    bare, _ = convert(ours, tmp_path / "demo.pth", "demo")
+    assert all(isinstance(tensor, torch.Tensor) for tensor in bare.values())
+    content, _ = convert(tmp_path / "demo.pth", tmp_path / "ours.pth", "ours")
+    assert_same(dict(sorted(content["model"].items())), dict(sorted(expected.items())))
+
+
+def test_prefixed_and_half_precision(convert, demo, tmp_path):
+    """A checkpoint of several devices in half precision: the prefix goes, the type stays."""
+    half = {name: tensor.half() if tensor.is_floating_point() else tensor
+            for name, tensor in torch.load(demo, weights_only=True).items()}
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in half.items()}}, tmp_path / "half.pth")
+    convert(tmp_path / "half.pth", tmp_path / "ours.pth", "ours")
+    back, _ = convert(tmp_path / "ours.pth", tmp_path / "back.pth", "demo")
+    assert_same(back, half)
+
+
+def test_unknown_tensors_are_kept_and_told(convert, demo, tmp_path):
+    weights = torch.load(demo, weights_only=True) | {f"extra.{place}": torch.ones(place) for place in range(7)}
+    torch.save(weights, tmp_path / "more.pth")
+    content, said = convert(tmp_path / "more.pth", tmp_path / "ours.pth", "ours")
+    assert torch.equal(content["model"]["extra.3"], torch.ones(3))
+    assert "7 tensors are no part of a model here and kept their names: extra.0, extra.1, extra.2, extra.3, extra.4, …" in said
+    back, _ = convert(tmp_path / "ours.pth", tmp_path / "back.pth", "demo")
+    assert_same(back, weights)
+
+
+def test_every_form_is_tested_to_the_same_table(command, convert, words, ours, demo, tmp_path):
+    paths = {"ours": ours, "DeMo's": demo} | {name: tmp_path / f"{name}.pth" for name in (
+        "prefixed", "contained", "converted to ours", "converted to DeMo's")}
+    prefixed = {f"module.{name}": tensor for name, tensor in torch.load(demo, weights_only=True).items()}
+    torch.save(prefixed, paths["prefixed"])
+    torch.save({"model": prefixed, "epoch": 50}, paths["contained"])
+    convert(demo, paths["converted to ours"], "ours")
+    convert(ours, paths["converted to DeMo's"], "demo")
+    tables = {}
+    for name, path in paths.items():
+        code, tables[name], stderr = command(test_net.main, *words, "--weight", path)
+        assert code == 0, stderr
+    assert list(table_of(tables["ours"])) == ["1", "2", "3"]
+    assert set(tables.values()) == {tables["ours"]}
+
+    weights = torch.load(ours, weights_only=True)
+    weights["model"]["atmoe.expert_weight"] = weights["model"]["atmoe.expert_weight"].flip(0)
+    torch.save(weights, tmp_path / "other.pth")
+    _, other, _ = command(test_net.main, *words, "--weight", tmp_path / "other.pth")
+    assert table_of(other)["1"] == table_of(tables["ours"])["1"] and table_of(other)["2"] != table_of(tables["ours"])["2"]
+
+
+def test_overwrite(convert, ours, demo, tmp_path):
+    (tmp_path / "x.pth").write_bytes(demo.read_bytes())
+    content, _ = convert(tmp_path / "x.pth", tmp_path / "x.pth", "ours", "--overwrite")
+    assert "atmoe.expert_weight" in content["model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
+
+
+@pytest.fixture
+def refuses(command, tmp_path):
+    """Call the command, which must end with one sentence and leave every file as it was: → the sentence."""
+    def call(source, target, to, *flags):
+        before = contents(tmp_path)
+        code, stdout, stderr = command(convert_checkpoint.main, source, target, "--to", to, *flags)
+        assert code == 2 and not stdout
+        assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and stderr.endswith(".\n")
+        assert contents(tmp_path) == before
+        return stderr
+
+    return call
+
+
+def test_refuses_an_output_that_exists(refuses, demo, tmp_path):
+    (tmp_path / "mine.pth").write_text("mine")
+    said = refuses(demo, tmp_path / "mine.pth", "ours")
+    assert str(tmp_path / "mine.pth") in said and "already exists" in said and "--overwrite" in said
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x", "folder.pth", "file/x.pth"])
+def test_refuses_an_output_that_cannot_be_written(refuses, demo, tmp_path, name):
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "file").touch()
+    said = refuses(demo, tmp_path / name, "ours", "--overwrite")
+    assert str(tmp_path / name) in said and "must be a file ending in .pth" in said
+
+
+@pytest.mark.parametrize(("to", "other"), [("ours", "demo"), ("demo", "ours")])
+def test_refuses_where_there_is_nothing_to_convert(refuses, ours, demo, tmp_path, to, other):
+    source = {"ours": ours, "demo": demo}[to]
+    said = refuses(source, tmp_path / "x.pth", to)
+    assert str(source) in said and "nothing to convert" in said and f"--to {other}" in said
+
+
+def broken(kind, demo, path):
+    """A file that is no checkpoint of this model; → what the message must say of it."""
+    if kind == "cut short":
+        path.write_bytes(demo.read_bytes()[:-1000])
+    elif kind == "TorchScript":
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
+    elif kind == "another model":
+        torch.save(torch.nn.Linear(2, 3).state_dict(), path)
+        return "no weights of this model"
+    elif kind == "no tensors":
+        torch.save({"model": [1, 2]}, path)
+        return "no weights of this model"
+    elif kind == "none":
+        return "do not exist"
+    return "cannot be read"
+
+
+@pytest.mark.parametrize("kind", ["cut short", "TorchScript", "another model", "no tensors", "none"])
+def test_refuses_what_is_no_checkpoint_of_this_model(refuses, demo, tmp_path, kind):
+    source = tmp_path / "source.pth"
+    reason = broken(kind, demo, source)
+    (tmp_path / "old.pth").write_text("old")
+    for to in ("ours", "demo"):
+        said = refuses(source, tmp_path / "old.pth", to, "--overwrite")
+        assert str(source) in said and reason in said
+
+
+def test_names_that_are_no_direction(command, demo, tmp_path):
+    code, _, stderr = command(convert_checkpoint.main, demo, tmp_path / "x.pth", "--to", "theirs")
+    assert code == 2 and "--to" in stderr and "Traceback" not in stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,122 @@
+"""profile_flops.py against the published figures, and its counts against other counters of the same products."""
+import pytest
+import torch
+from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, words_for
+from reference.fusion import Fusion
+from torch.utils.flop_counter import FlopCounterMode
+
+from config import MODALITIES, load_cfg
+from modeling import make_model
+from modeling.fusion import HDM
+from tools import profile_flops
+
+PLAIN = "plain formulation: "
+
+
+def rows_of(stdout):
+    """The printed rows: what → numbers, the GMACs last."""
+    rows = {}
+    for line in stdout.splitlines()[2:]:
+        words = line.split()
+        numbers = [word for word in words if word.replace(",", "").replace(".", "").isdigit()]
+        rows[" ".join(words[:-len(numbers)])] = [float(number.replace(",", "")) for number in numbers]
+    return rows
+
+
+def products(call, *inputs):
+    """Multiply-accumulates of the matrix products that a call runs, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        call(*inputs)
+    return counter.get_total_flops() / 2
+
+
+def tokens_of(width, count):
+    return [{modality: torch.randn(1, *shape) for modality in MODALITIES} for shape in ((count, width), (width,))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "parameters", "gmacs"), [
+    ("Baseline", 87_988_224, 34.28), ("DeMo_SDTPS", 88_617_573, 34.33), ("DeMo", 98_792_960, 35.1)])
+def test_profile_of_the_published_models(command, name, parameters, gmacs):
+    """Spec 10, where HDM's attentions are counted as seven plain ones."""
+    code, stdout, _ = command(profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / f"{name}.yml")
+    assert code == 0
+    rows = rows_of(stdout)
+    plain = {what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)}
+    *parts, total = rows.values()
+    assert list(rows)[-1] == "total" and total[0] == parameters
+    assert sum(part[0] for part in parts) == parameters
+    assert sum(part[1] for part in parts) == pytest.approx(total[1], abs=5e-4)
+    assert plain.get("total", total) == [parameters, pytest.approx(gmacs, rel=0.003)]
+    assert bool(plain) == (name == "DeMo")
+    if plain:
+        assert plain["HDM"] == [pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)]
+        assert plain["total"][1] - total[1] == pytest.approx(plain["HDM"][0] - rows["HDM"][1], abs=2e-4)
+        assert rows["HDM"][1] < plain["HDM"][0] / 10
+        # the products of the shortcut, and beside them softmax and biases
+        assert 1 <= rows["HDM"][1] * 1e9 / products(HDM(512).eval(), *tokens_of(512, 128)) < 1.05
+
+
+@pytest.mark.parametrize("sdtps", [True, False])
+def test_plain_hdm_equals_seven_attentions(command, sdtps):
+    """The printed figure, on the tokens that SDTPS leaves where it is on, against the attentions themselves."""
+    opts = [*SMALL, "MODEL.USE_SDTPS", str(sdtps), "MODEL.HDM", "True"]
+    code, stdout, _ = command(profile_flops.main, "--config_file", CONFIG, *opts)
+    assert code == 0
+    model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
+    with torch.no_grad():
+        tokens = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
+        if sdtps:
+            tokens = model.slim(*tokens)[0], tokens[1]
+    assert tokens[0]["TI"].shape == (1, 7 if sdtps else 32, TRUNK_WIDTH)
+    count = products(Fusion(TRUNK_WIDTH).eval().decouple, *tokens)
+    assert profile_flops.plain_hdm_macs(TRUNK_WIDTH, profile_flops.tokens_of_hdm(model)) == count
+    assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, fused):
+        super().__init__()
+        self.fused = fused
+
+    def forward(self, query, key, value):
+        if self.fused:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
+        return (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value
+
+
+def test_fused_attention_counts_its_matrix_products():
+    """(…, L, E)·(…, S, E) and weights·(…, S, V): the plain form counted by fvcore's own rules says the same."""
+    from fvcore.nn import FlopCountAnalysis
+
+    shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
+    inputs = tuple(torch.randn(*shape) for shape in shapes)
+    fused = FlopCountAnalysis(Attention(True), inputs)
+    fused.set_op_handle("aten::scaled_dot_product_attention", profile_flops.attention_macs)
+    plain = FlopCountAnalysis(Attention(False), inputs).unsupported_ops_warnings(False)
+    assert fused.total() == plain.total() == 2 * 3 * (5 * 7 * 8 + 5 * 7 * 6)
+
+
+def test_fused_attention_keeps_its_matrix_products_in_the_count():
+    """Of the plain form's count only the softmax and the scaling of the queries are lost."""
+    cfg = load_cfg(CONFIG, SMALL)
+    model = make_model(cfg, 6, 4).eval()
+    blocks = model.trunk.vit.blocks
+    counts = {}
+    for fused, plain_on in ((False, ("cpu",)), (True, ())):
+        model.trunk.plain_attention_on = plain_on
+        counts[fused] = profile_flops.count_macs(cfg, model)[""]
+        assert all(block.attn.fused_attn is fused for block in blocks)
+    tokens = 1 + 8 * 4
+    softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * TRUNK_WIDTH
+    assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
+
+
+def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, stdout, _ = command(profile_flops.main, *words_for("nowhere"), "--num_class", "9", "--camera_num", "3")
+    assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
+    model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
+    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert f"{expected:,}" in stdout.splitlines()[-1]
+    assert not list(tmp_path.iterdir())

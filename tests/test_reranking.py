@@ -1,0 +1,192 @@
+"""k-reciprocal re-ranking against the reference system's numbers and against plain loops."""
+import pytest
+import torch
+import torch.nn.functional as F
+from golden_cases import load_case
+from reference import reranking as plain
+from test_metrics import LargestResult
+
+from engine import reranking
+from engine.metrics import evaluate_distances
+from engine.reranking import k_reciprocal
+
+
+def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5):
+    """Query and gallery features of so many identities; random, so without ties."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(identities, dim, generator=generator)
+    own = torch.randint(identities, (queries + gallery,), generator=generator)
+    features = centres[own] + spread * torch.randn(queries + gallery, dim, generator=generator)
+    return features[:queries], features[queries:]
+
+
+def by_loops(query, gallery, *settings):
+    return torch.tensor(plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings))
+
+
+def assert_same(found, expected):
+    assert found.dtype == torch.float32
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 2e-6
+
+
+def golden():
+    case = load_case("evaluation")
+    settings = case.settings["rerank"]
+    return case.arrays, (settings["k1"], settings["k2"], settings["lambda_value"])
+
+
+def golden_error(found, arrays):
+    return float((found - arrays["rerank_distance"]).abs().max() / arrays["rerank_distance"].abs().max())
+
+
+def test_golden():
+    arrays, settings = golden()
+    found = k_reciprocal(arrays["query_features"], arrays["gallery_features"], *settings)
+    assert golden_error(found, arrays) < 5e-3
+    ranking = evaluate_distances(found, *(arrays[name] for name in ("query_ids", "gallery_ids", "query_cams", "gallery_cams")))
+    assert ranking.mAP == pytest.approx(float(arrays["rerank_map"]), abs=1e-3)
+    scored = 56  # queries with a match: the curves move in such steps, and float16 may cost the reference one
+    assert (ranking.cmc - arrays["rerank_cmc"]).abs().max() < 1.5 / scored
+
+
+def test_the_loops_agree_with_the_golden_case_too():
+    arrays, settings = golden()
+    sides = arrays["query_features"], arrays["gallery_features"]
+    expected = by_loops(*sides, *settings)
+    assert golden_error(expected, arrays) < 5e-3
+    assert_same(k_reciprocal(*sides, *settings), expected)
+
+
+@pytest.mark.parametrize(("queries", "gallery", "settings"), [
+    (20, 60, (10, 4, 0.3)), (20, 60, (11, 6, 0.5)), (20, 60, (10, 1, 0.3)), (20, 60, (1, 1, 0.3)), (20, 60, (1, 4, 0.3)),
+    (20, 60, (2, 3, 0.0)), (20, 60, (7, 2, 0.3)), (20, 60, (3, 2, 1.0)),
+    (20, 60, (5, 9, 0.1)), (20, 60, (80, 80, 0.3)), (40, 30, (20, 6, 0.3)),
+    (1, 50, (6, 3, 0.3)), (30, 1, (6, 3, 0.3)), (1, 1, (50, 15, 0.3)), (1, 2, (1, 1, 0.3)), (3, 9, (50, 15, 0.3)),
+    (30, 90, ()),
+])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_random_features_against_loops(queries, gallery, settings, spread):
+    sides = clustered(queries + gallery + len(settings), queries, gallery, spread=spread)
+    assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbourhoods_that_are_expanded(seed):
+    k1 = 8 + seed
+    sides = clustered(seed, 30, 60, identities=6, spread=0.6)
+    features = F.normalize(torch.cat(sides).double(), dim=1).tolist()
+    order = [plain.neighbours(place, plain.relative_distances(one, features)) for place, one in enumerate(features)]
+    originals = [plain.reciprocal_set(place, k1, order) for place in range(len(features))]
+    grown = sum(after > before for after, before in zip(plain.expanded_sets(order, k1), originals, strict=True))
+    assert grown > len(features) / 4
+    assert_same(k_reciprocal(*sides, k1, 4, 0.2), by_loops(*sides, k1, 4, 0.2))
+
+
+@pytest.mark.parametrize("settings", [(10, 4, 0.3), (3, 1, 0.3), (2, 6, 0.0), (30, 10, 0.3)])
+def test_the_same_pictures_in_query_and_gallery(settings):
+    """As in RGBNT201; every picture has a twin at distance 0 and equal distances to all the others."""
+    samples = torch.cat(clustered(5, 10, 25))
+    for sides in ((samples, samples), (samples, samples.flip(0)), (samples[:9], samples.repeat(2, 1))):
+        assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))
+
+
+@pytest.mark.parametrize("k2", [1, 2, 3])
+def test_more_twins_than_neighbours(k2):
+    """A sample is its own neighbour all the same."""
+    query, gallery = clustered(6, 4, 12)
+    sides = query.repeat(6, 1), gallery.repeat(6, 1)
+    assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2))
+
+
+def test_twins_are_exactly_as_far():
+    """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
+    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517)).double(), dim=1).repeat(3, 1)
+    distance = torch.cat([reranking._distances(features, slice(start, start + 7)) for start in range(0, 300, 7)])
+    assert (distance.diagonal() == 0).all()
+    assert torch.equal(distance, distance[:100, :100].repeat(3, 3))
+
+
+def test_features_that_are_all_the_same():
+    found = k_reciprocal(torch.ones(5, 4), torch.ones(20, 4), 6, 3)
+    assert found.isfinite().all()
+    assert 0 <= found.min() <= found.max() <= 1
+
+
+def test_what_the_two_terms_are_alone():
+    query, gallery = clustered(7)
+    features = F.normalize(torch.cat([query, gallery]), dim=1)
+    squared = torch.cdist(features, features).square()
+    relative = (squared / squared.amax(1, keepdim=True))[:len(query), len(query):]
+    assert torch.allclose(k_reciprocal(query, gallery, lambda_value=1.0), relative, atol=1e-5)
+    jaccard = k_reciprocal(query, gallery, 8, 3, lambda_value=0.0)
+    assert jaccard.min() >= -1e-6
+    assert jaccard.max() == 1  # neighbourhoods that share nothing
+    assert torch.allclose(k_reciprocal(query, gallery, 8, 3, 0.25), 0.75 * jaccard + 0.25 * relative, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 99, 100, 1234])
+def test_blocks_do_not_change_the_result(monkeypatch, elements):
+    samples = torch.cat(clustered(8, 10, 20))
+    sides = samples[:20], samples  # with ties
+    whole = k_reciprocal(*sides, 9, 4)
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    assert_same(k_reciprocal(*sides, 9, 4), whole)
+
+
+@pytest.mark.parametrize("elements", [1, 7, 1000])
+def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    sizes = torch.randint(0, 12, (300,), generator=torch.Generator().manual_seed(elements))
+    blocks = reranking._blocks(sizes)
+    assert [row for block in blocks for row in range(300)[block]] == list(range(300))
+    assert max(int(sizes[block].sum()) for block in blocks) < elements + 12
+
+
+def test_all_pairs_are_never_there_at_once(monkeypatch):
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 8000)
+    sides = clustered(9, 10, 590, identities=60)
+    with LargestResult() as watched:
+        k_reciprocal(*sides, 6, 3)
+    assert watched.elements < 600**2 / 20
+
+
+def test_the_order_of_the_gallery_does_not_matter():
+    query, gallery = clustered(10)
+    order = torch.randperm(len(gallery), generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(k_reciprocal(query, gallery[order]), k_reciprocal(query, gallery)[:, order], atol=1e-6)
+
+
+def test_features_are_normalised_and_left_as_they_are():
+    sides = clustered(11)
+    copies = [side.clone() for side in sides]
+    found = k_reciprocal(*sides, 9, 4)
+    assert all(torch.equal(side, copy) for side, copy in zip(sides, copies, strict=True))
+    longer = [side * torch.arange(1, len(side) + 1)[:, None] for side in sides]
+    assert_same(k_reciprocal(*longer, 9, 4), found)
+    assert torch.equal(k_reciprocal(*sides, 9, 4), found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_precisions_give_float32(dtype):
+    sides = [side.to(dtype) for side in clustered(12)]
+    assert_same(k_reciprocal(*sides, 9, 4), k_reciprocal(*(side.double() for side in sides), 9, 4))
+
+
+def test_gradients_are_not_kept():
+    query, gallery = clustered(13)
+    assert not k_reciprocal(query.requires_grad_(), gallery, 9, 4).requires_grad
+
+
+@pytest.mark.parametrize("wrong", [{"k1": 0}, {"k2": 0}, {"k1": -3}, {"lambda_value": -0.1}, {"lambda_value": 1.1},
+                                   {"lambda_value": float("nan")}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"k1 .* k2 .* at least 1, lambda_value .* between 0 and 1"):
+        k_reciprocal(*clustered(14), **wrong)
+
+
+@pytest.mark.parametrize(("query", "gallery"), [((5, 4), (9, 3)), ((0, 4), (9, 4)), ((5, 4), (0, 4)), ((5, 0), (9, 0)),
+                                                ((4,), (9, 4)), ((5, 4), (4,)), ((5, 4, 1), (9, 4, 1))])
+def test_features_that_do_not_fit_are_refused(query, gallery):
+    with pytest.raises(ValueError, match=r"Features must be \(Q, D\) and \(G, D\)"):
+        k_reciprocal(torch.ones(query), torch.ones(gallery))
