@@ -47,9 +47,13 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     weights = _compress(_weights(features, farthest, wide, narrow))
     if k2 > 1:
         weights = _compress(_means(weights, nearest[:, :k2]))
-    result = (1 - lambda_value) * _jaccard(weights, len(query_features))
-    for rows in _blocks(torch.full((len(result),), len(features))):
-        result[rows] += lambda_value * (_distances(features, rows) / farthest[rows])[:, len(query_features):]
+    queries = len(query_features)
+    result = _overlaps(weights, queries)
+    for rows in _blocks(torch.full((queries,), len(features))):
+        distance = (_distances(features, rows) / farthest[rows])[:, queries:]
+        # The larger weights sum to 2 less the smaller ones, as each row sums to 1.
+        jaccard = 1 - result[rows] / (2 - result[rows])
+        result[rows] = (1 - lambda_value) * jaccard + lambda_value * distance
     return result
 
 
@@ -119,22 +123,22 @@ def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
         yield total / k
 
 
-def _jaccard(weights: Rows, queries: int) -> torch.Tensor:
-    """Jaccard distances (Q, G) of the rows of V, the queries' first; all sum to 1, so that Σ max is 2 - Σ min.
+def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
+    """Sum of the smaller of two weights over the columns of V: (Q, G), for the rows of queries and of the gallery.
 
-    Σ min needs only the columns where both have an entry: there a query meets the gallery samples.
+    Only the columns where both have a weight add something: there a query meets the samples of the gallery.
     """
     places = torch.arange(len(weights.start) - 1, device=weights.start.device)
     gallery = _columns(weights, places[queries:])
-    smaller = weights.value.new_zeros(queries, len(places) - queries)
+    total = weights.value.new_zeros(queries, len(places) - queries)
     meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
     for rows in progress(_blocks(meetings), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, places[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
-        row = (places[:len(counts)] * smaller.shape[1]).repeat_interleave(counts)
-        smaller[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other,
+        row = (places[:len(counts)] * total.shape[1]).repeat_interleave(counts)
+        total[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other,
                                             torch.minimum(weight.repeat_interleave(met), other_weight))
-    return 1 - smaller / (2 - smaller)
+    return total
 
 
 def _blocks(sizes: torch.Tensor) -> list[slice]:
