@@ -22,10 +22,10 @@ def choose_device(cfg: CfgNode) -> torch.device:
     if name == "cuda":
         name = f"cuda:{int(cfg.MODEL.DEVICE_ID)}"
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r} (with MODEL.DEVICE_ID {cfg.MODEL.DEVICE_ID}), but this machine "
-                        f"has {torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu', "
-                        "or choose one that exists.")
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        keys = f"MODEL.DEVICE {cfg.MODEL.DEVICE!r}" + ("" if name == cfg.MODEL.DEVICE else f" with DEVICE_ID {cfg.MODEL.DEVICE_ID}")
+        raise UserError(f"{keys} is the GPU {name}, but this machine has {torch.cuda.device_count()} CUDA devices that torch "
+                        "can use; set MODEL.DEVICE to 'cpu', or choose a GPU that exists.")
     return device
 
 

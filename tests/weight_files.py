@@ -1,0 +1,64 @@
+"""Files of pretrained weights as they are published, with random numbers."""
+import math
+import re
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import nn
+
+from config import UserError
+
+
+def message(action):
+    """The text of the UserError that `action` raises: one sentence on one line."""
+    with pytest.raises(UserError) as caught:
+        action()
+    text = str(caught.value)
+    assert re.fullmatch(r"[^\n]+\.", text)
+    return text
+
+
+def save_torch(content, path):
+    torch.save(content, path)
+
+
+def save_torch_before_zip(content, path):
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def tree(weights):
+    """A module that holds tensors under their names."""
+    root = nn.Module()
+    for name, tensor in weights.items():
+        *path, leaf = name.split(".")
+        node = root
+        for part in path:
+            if part not in node._modules:
+                node.add_module(part, nn.Module())
+            node = node._modules[part]
+        node.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+    return root
+
+
+def save_archive(weights, path):
+    """As OpenAI publishes CLIP: a TorchScript archive."""
+    torch.jit.script(tree(weights)).save(str(path))
+
+
+def save_safetensors(weights, path):
+    safetensors.torch.save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, path)
+
+
+def random_tensors(shapes, seed, dtype=torch.float32):
+    """Overlapping stretches of the same numbers: each tensor is another, and the file is small."""
+    numbers = (torch.rand(2_400_000, generator=torch.Generator().manual_seed(seed)) - 0.5).to(dtype)
+    return {name: numbers[offset:offset + math.prod(shape)].view(shape) for offset, (name, shape) in enumerate(shapes.items())}
+
+
+def timm_weights(name, seed, dtype=torch.float32):
+    """A model of timm's as it is published, with its own head, for pictures of 224×224."""
+    with torch.device("meta"):
+        shapes = {key: tuple(tensor.shape) for key, tensor in timm.create_model(name).state_dict().items()}
+    return random_tensors(shapes, seed, dtype)
