@@ -86,7 +86,8 @@ KEYS = (
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),
     Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's trunk",
         *BELOW_ONE),
-    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk: on its tokens, after attention and in its MLPs; not for CLIP's trunk", *BELOW_ONE),
+    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk, on its tokens, after attention and in its MLPs; not for CLIP's "
+        "trunk", *BELOW_ONE),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view", (False,),

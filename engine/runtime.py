@@ -23,9 +23,9 @@ def choose_device(cfg: CfgNode) -> torch.device:
         name = f"cuda:{int(cfg.MODEL.DEVICE_ID)}"
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        keys = f"MODEL.DEVICE {cfg.MODEL.DEVICE!r}" + ("" if name == cfg.MODEL.DEVICE else f" with DEVICE_ID {cfg.MODEL.DEVICE_ID}")
-        raise UserError(f"{keys} is the GPU {name}, but this machine has {torch.cuda.device_count()} CUDA devices that torch "
-                        "can use; set MODEL.DEVICE to 'cpu', or choose a GPU that exists.")
+        raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) is not there: this machine has "
+                        f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
+                        "another GPU.")
     return device
 
 
