@@ -23,9 +23,6 @@ def _check_modules(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
                         "True or MODEL.ATM to False.")
-    if cfg.MODEL.DIST_TRAIN:
-        raise UserError("MODEL.DIST_TRAIN is True, but training over several processes is not there yet in this version; set "
-                        "it to False.")
 
 
 def _check_losses(cfg: CfgNode) -> None:

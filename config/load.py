@@ -56,7 +56,8 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     """A frozen copy of a configuration with the values of some keys replaced."""
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.merge_from_list([part for pair in values.items() for part in pair])
+    for name, value in values.items():
+        _put(cfg, name, value)
     cfg.freeze()
     return cfg
 
@@ -106,11 +107,14 @@ def _set(cfg: CfgNode, name: str, value: object, source: str) -> None:
         raise UserError(f"{name} in {source} is {value!r}, but it must be {' or '.join(map(repr, key.allowed))}{why}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{name} in {source} is {value!r}, but it must be {key.allowed_text}.")
+    _put(cfg, name, value)
+
+
+def _put(cfg: CfgNode, name: str, value: object) -> None:
     *sections, leaf = name.split(".")
-    node = cfg
     for section in sections:
-        node = node[section]
-    node[leaf] = value
+        cfg = cfg[section]
+    cfg[leaf] = value
 
 
 def _coerce(key: Key, value: object, source: str) -> object:

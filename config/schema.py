@@ -1,7 +1,7 @@
 """Every configuration key: its default, what it does, and which values make sense.
 
 The names and, where they are not bound to one machine, the defaults are DeMo's, so that DeMo's own YAML files load.
-A key that DeMo has but that nothing reads any more is kept with the description "not used".
+A key that DeMo has but that nothing reads is kept at its default alone.
 """
 import math
 from collections.abc import Callable
@@ -76,7 +76,8 @@ KEYS = (
     Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one, else the CPU), cpu, cuda or cuda:N"),
     Key("MODEL.DEVICE_ID", "0", "number of the GPU that MODEL.DEVICE auto or cuda means",
         lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
-    Key("MODEL.DIST_TRAIN", False, "training over several processes (not there yet)"),
+    Key("MODEL.DIST_TRAIN", False, "training over several processes", (False,),
+        "training over several processes is not there yet"),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
         "the trunk: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
         "prefix token is a class token"),
@@ -129,7 +130,8 @@ KEYS = (
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
         "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set, one of the NAMES in datasets/__init__.py"),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, or one of your own "
+        "(docs/data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
@@ -177,5 +179,5 @@ KEYS = (
         ("None", "nothing", *MISSING_CASES, "all")),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
     Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm of the neck", ("before", "after")),
-    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking of the distances", YES_NO),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking of the distances, then those of L2-normalised features", YES_NO),
 )

@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from config import UserError
 from config.files import written_whole
-from modeling.weights import CONTAINERS, LOAD_ERRORS, from_demo, is_demo
+from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
 CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
@@ -52,15 +52,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
+    weights = tensors_of(content)
     content = content if isinstance(content, Mapping) else {}
-    weights = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
-    # DataParallel puts module. before every name.
-    weights = {name.removeprefix("module."): value for name, value in weights.items()
-               if isinstance(name, str) and isinstance(value, torch.Tensor)}
     cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:
-        weights = from_demo(weights)
+        try:
+            weights = from_demo(weights)
+        except ValueError as error:
+            raise UserError(f"The weights {path} are not whole: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
         raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors"

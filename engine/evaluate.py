@@ -73,18 +73,22 @@ def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = [{pattern: [] for pattern in RETURN_PATTERNS} for _ in cases]
+    parts = [[] for _ in cases]
+    widths = {}
     for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         for found, patterns in zip(parts, model.patterns_of_cases(images, cameras.to(device), cases), strict=True):
-            for pattern, feature in patterns.items():
-                found[pattern].append(feature.cpu())
+            widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
+            found.append(patterns[3].cpu())
     model.train(was_training)
-    by_case = [{pattern: torch.cat(features) for pattern, features in found.items()} for found in parts]
-    if not all(feature.isfinite().all() for features in by_case for feature in features.values()):
+    wholes = []
+    while parts:  # freeing what has been joined: seven cases of a large data set take gigabytes
+        wholes.append(torch.cat(parts.pop(0)))
+    if not all(whole.isfinite().all() for whole in wholes):
         raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
                         "weights, or train with a lower SOLVER.BASE_LR.")
-    return by_case
+    # Pattern 3 holds the original in front and the enhanced behind, which are the same where no module enhances.
+    return [{1: whole[:, :widths[1]], 2: whole[:, -widths[2]:], 3: whole} for whole in wholes]
 
 
 def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:

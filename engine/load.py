@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from yacs.config import CfgNode
 
 from config import UserError
-from datasets import Sample, read_splits
+from datasets import Sample, read_splits, reader_of
 from engine.checkpoint import load_weights, read_checkpoint
 from engine.runtime import choose_device, set_seed
 from modeling import DeMo, make_model
@@ -19,6 +19,7 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     if not cfg.TEST.WEIGHT:
         raise UserError("No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as "
                         "runs/RGBNT201/DeMo_SDTPS/best.pth.")
+    reader_of(cfg)
     set_seed(cfg.SOLVER.SEED)
     device = choose_device(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)

@@ -43,7 +43,7 @@ def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """Plain SGD over the centers at SOLVER.CENTER_LR."""
-    # The centers follow the unweighted loss, and without momentum a gradient's factor is one of the learning rate.
+    # The centers follow the loss without CENTER_LOSS_WEIGHT: without momentum a gradient's factor is one of the learning rate.
     return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 

@@ -84,7 +84,8 @@ class DeMo(nn.Module):
         """
         present = {modality: image for modality, image in images.items() if any(modality not in case for case in cases)}
         seen = self.encode(present, cam_label)
-        blank = self._encode_blank(images, cam_label) if any(cases) else seen
+        absent = frozenset().union(*cases)
+        blank = self._encode_blank({m: image for m, image in images.items() if m in absent}, cam_label) if absent else seen
         return [self._patterns(*({modality: (empty if modality in case else full)[modality] for modality in MODALITIES}
                                  for full, empty in zip(seen, blank, strict=True))) for case in cases]
 

@@ -8,7 +8,7 @@ import torch
 from modeling.fusion import SUBSETS
 
 FUSION = "generalFusion."
-EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.expertHead\.0\.mlp\.0\.weight")
+EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
 
 ATTENTION_NAMES = {"in_proj_weight": "in_proj_weight", "in_proj_bias": "in_proj_bias", "out_proj.weight": "out_proj_weight",
                    "out_proj.bias": "out_proj_bias"}
@@ -21,16 +21,20 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """DeMo's weights with those of the fusion stacked under our names, where the first of each stack was.
 
-    All DeMo's names stay where a part is missing or does not fit the others of its stack: nothing could undo that.
+    Raises `ValueError` where some are there, but one is missing or does not fit the others of its stack.
     """
+    heads = {int(found[1]) for found in map(EXPERT.match, weights) if found}
     members = defaultdict(list)
-    for theirs, (ours, _) in _table(sum(1 for name in weights if EXPERT.fullmatch(name))).items():
+    for theirs, (ours, _) in _table(1 + max(heads, default=-1)).items():
         members[ours].append(theirs)
-    if not all(name in weights for names in members.values() for name in names) or not all(
-            _fit(ours, [weights[name] for name in names]) for ours, names in members.items()):
+    names = [name for stack in members.values() for name in stack]
+    if weights.keys().isdisjoint(names):
         return dict(weights)
-    stacks = {names[0]: (ours, _stack(ours, [weights[name] for name in names])) for ours, names in members.items()}
-    stacked = {name for names in members.values() for name in names}
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
+    stacks = {stack[0]: (ours, _stack(ours, {name: weights[name] for name in stack})) for ours, stack in members.items()}
+    stacked = set(names)
     return dict(stacks.get(name, (name, tensor)) for name, tensor in weights.items() if name in stacks or name not in stacked)
 
 
@@ -57,13 +61,14 @@ def _table(heads: int) -> dict[str, tuple[str, tuple[int, int]]]:
     return {FUSION + name: target for name, target in table.items()}
 
 
-def _fit(ours: str, tensors: list[torch.Tensor]) -> bool:
-    alike = all((tensor.shape, tensor.dtype) == (tensors[0].shape, tensors[0].dtype) for tensor in tensors)
-    # One BatchNorm counts batches once; DeMo's experts all see every batch.
-    return alike and (ours != COUNTER or all(torch.equal(tensor, tensors[0]) for tensor in tensors))
-
-
-def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+def _stack(ours: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    first, tensors = next(iter(parts)), list(parts.values())
+    for name, tensor in parts.items():
+        if (tensor.shape, tensor.dtype) != (tensors[0].shape, tensors[0].dtype):
+            raise ValueError(f"{name} has another shape or type than {first}")
+        # One BatchNorm counts batches once; DeMo's experts all see every batch.
+        if ours == COUNTER and not torch.equal(tensor, tensors[0]):
+            raise ValueError(f"{name} has counted other batches than {first}")
     if ours == COUNTER:
         return tensors[0]
     stack = torch.stack(tensors)

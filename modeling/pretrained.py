@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from config import UserError
 from modeling.trunk import Trunk
-from modeling.weights import CONTAINERS, LOAD_ERRORS, Weights, clip_to_timm
+from modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
 
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
@@ -21,35 +21,57 @@ HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
 CLIP_PREFIX = "visual."
 
 
+NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
+
+
 def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     """Fill the trunk from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
 
     Returns a report, a warning where it has to be: how many tensors were loaded, resized and left at random. Raises
-    `UserError` for a source that cannot be read and for one of which nothing fits.
+    `UserError` for a source that cannot be read, of which nothing fits, or which is another model's.
     """
     if not source:
         return "WARNING: MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
     found = _from_hub(transformer_type) if source == "hub" else read_weights(Path(source))
+    example = next(iter(found), "nothing at all")
     if any(name.startswith(CLIP_PREFIX) for name in found):
         # OpenAI's archive also holds the text tower, which has other names.
         found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
                      for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
     expected = trunk.vit.state_dict()
     resized = []
-    if "pos_embed" in found and found["pos_embed"].ndim == 3 and not _has_grid(found["pos_embed"], trunk.grid_size):
+    if _can_be_resized(found.get("pos_embed"), expected["pos_embed"]) and not _has_grid(found["pos_embed"], trunk.grid_size):
         found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
         resized.append("pos_embed")
     fitting = {name: tensor.float() for name, tensor in found.items()
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
-        example = next(iter(found), "nothing at all")
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {transformer_type} (it holds {example}, …); "
                         "give weights of this trunk, 'hub', or '' for random ones.")
-    missing = sorted(expected.keys() - fitting.keys())
+    if reason := _other_model(found, expected):
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {transformer_type}: {reason}; "
+                        "give weights of this trunk, or set MODEL.TRANSFORMER_TYPE to theirs.")
+    missing = sorted(expected.keys() - found.keys())
+    reshaped = sorted(expected.keys() & found.keys() - fitting.keys())
     trunk.vit.load_state_dict(fitting, strict=False)
-    warning = "WARNING: incomplete " if missing else ""
+    warning = "WARNING: incomplete " if missing or reshaped else ""
     return (f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
-            f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}")
+            f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}"
+            + (f", {len(reshaped)} of another shape{_listed(reshaped)}" if reshaped else ""))
+
+
+def _other_model(found: Weights, expected: Weights) -> str | None:
+    """What tells that most weights fit by chance: Vision Transformers differ little, and would train on all the same."""
+    if (NORM_BEFORE in found) != (NORM_BEFORE in expected):
+        return f"there is {'a' if NORM_BEFORE in found else 'no'} norm before the blocks, as CLIP has it"
+    patch = found.get(PATCH)
+    if patch is not None and patch.shape != expected[PATCH].shape:
+        return f"its patch embedding has the shape {tuple(patch.shape)}, not {tuple(expected[PATCH].shape)}"
+    return None
+
+
+def _can_be_resized(position: torch.Tensor | None, expected: torch.Tensor) -> bool:
+    return position is not None and position.ndim == 3 and position.shape[1] > 1 and position.shape[2] == expected.shape[2]
 
 
 def _has_grid(position: torch.Tensor, grid: tuple[int, int]) -> bool:
@@ -84,7 +106,7 @@ def read_weights(path: Path) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        return _tensors(_read_torch(path))
+        return tensors_of(_read_torch(path))
     except (*LOAD_ERRORS, SafetensorError):
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no TorchScript archive, state dict or safetensors file (or it is "
                         "damaged or cut short); give another file.") from None
@@ -102,14 +124,6 @@ def _read_torch(path: Path) -> Mapping:
         except LOAD_ERRORS:  # a TorchScript archive, which newer torch.load refuses and older passes on
             content = torch.jit.load(path, map_location="cpu")
     return content.state_dict() if isinstance(content, torch.jit.ScriptModule) else content
-
-
-def _tensors(content: Mapping) -> Weights:
-    for key in CONTAINERS:
-        if isinstance(content.get(key), Mapping):
-            content = content[key]
-    return {name: value for name, value in content.items()
-            if isinstance(name, str) and isinstance(value, torch.Tensor)}
 
 
 def _from_hub(transformer_type: str) -> Weights:

@@ -47,8 +47,20 @@ PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
 HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
 
 
+def tensors_of(content: object) -> Weights:
+    """The named tensors of what a file held, under a `CONTAINERS` key or not, without the `module.` of DataParallel."""
+    if not isinstance(content, Mapping):
+        return {}
+    content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
+    return {name.removeprefix("module."): value for name, value in content.items()
+            if isinstance(name, str) and isinstance(value, torch.Tensor)}
+
+
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
-    """A DeMo checkpoint's weights under our names; `module.` prefixes are dropped, unknown names kept as they are."""
+    """A DeMo checkpoint's weights under our names; `module.` prefixes are dropped, unknown names kept as they are.
+
+    Raises `ValueError` for weights of HDM or ATMoE that are not whole.
+    """
     state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
     is_clip = CLIP_MARK in state_dict
     return dict(_from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items())
@@ -76,7 +88,7 @@ def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         return CLIP_PROJECTION[1], tensor.T.contiguous()
     for theirs, ours in CLIP_NAMES:
         name = name.replace(theirs, ours, 1)
-    if name in ("cls_token", "pos_embed"):  # ours have a batch axis: (C) or (N, C) → (1, N, C)
+    if name in ("cls_token", "pos_embed") and tensor.ndim:  # ours have a batch axis: (C) or (N, C) → (1, N, C)
         tensor = tensor.reshape(1, -1, tensor.shape[-1])
     return name, tensor
 

@@ -40,6 +40,7 @@ def test_a_data_set_from_training_to_features(tmp_path, command, name):
         with np.load(tmp_path / "x.npz") as found:
             assert found["ids"].tolist() == [sample.identity for sample in expected[split]]
             assert found["cams"].tolist() == [sample.camera for sample in expected[split]]
+            assert found["scenes"].tolist() == [sample.scene for sample in expected[split]]
             assert found["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
             assert found["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
             features[split] = found["features"].astype(np.float64)

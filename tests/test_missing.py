@@ -122,7 +122,7 @@ def test_one_table_of_all_cases(words, command):
 
 
 @pytest.mark.parametrize(("script", "more"), [
-    ("train_net.py", []), ("tools/export_features.py", ["--output", "x.npz"]), ("tools/profile_flops.py", []),
+    ("train_net.py", []), ("tools/export_features.py", ["--output", "x.npz"]),
     ("tools/draw_ranks.py", ["--output", "x.png"]), ("tools/draw_tokens.py", ["--output", "x.png"])])
 def test_other_commands_refuse_all_cases(words, command, monkeypatch, tmp_path, script, more):
     monkeypatch.syspath_prepend(ROOT / "tools")  # as the interpreter does for a script

@@ -9,7 +9,7 @@ import torch
 from tiny import CAMERAS, tiny_cfg
 from weight_files import message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
 
-from config import load_cfg
+from config import UserError, load_cfg
 from modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
 from modeling.trunk import Trunk
 
@@ -105,14 +105,24 @@ def test_published_weights(seed, stride, case, tmp_path):
                       "0 missing")
 
 
-@pytest.mark.parametrize("kind, make, missing", [
-    (IMAGENET, openai_weights, "1 missing (patch_embed.proj.bias)"),
-    (CLIP, lambda seed: timm_weights(IMAGENET, seed), "3 missing (head.weight, norm_pre.bias, norm_pre.weight)"),
-], ids=["CLIP's for ImageNet's", "ImageNet's for CLIP's"])
-def test_weights_of_the_other_trunk_are_incomplete(kind, make, missing, tmp_path):
+def vit_b_32(seed):
+    weights = openai_weights(seed)
+    return {**weights, "visual.conv1.weight": torch.zeros(768, 3, 32, 32, dtype=torch.float16)}
+
+
+@pytest.mark.parametrize("kind, make, reason", [
+    (IMAGENET, openai_weights, "there is a norm before the blocks, as CLIP has it"),
+    (CLIP, lambda seed: timm_weights(IMAGENET, seed), "there is no norm before the blocks, as CLIP has it"),
+    (CLIP, vit_b_32, "its patch embedding has the shape (768, 3, 32, 32), not (768, 3, 16, 16)"),
+], ids=["CLIP's for ImageNet's", "ImageNet's for CLIP's", "larger patches"])
+def test_another_model_of_which_most_fits_is_refused(kind, make, reason, tmp_path):
     torch.save(make(99), tmp_path / "w.pth")
-    report = load_pretrained(real_trunk(kind, 12), kind, str(tmp_path / "w.pth"))
-    assert report.startswith("WARNING: incomplete") and report.endswith(missing)
+    trunk = real_trunk(kind, 12)
+    before = trunk.vit.blocks[0].mlp.fc1.weight.clone()
+    with pytest.raises(UserError) as raised:
+        load_pretrained(trunk, kind, str(tmp_path / "w.pth"))
+    assert f"w.pth holds weights of another model than {kind}: {reason}; " in str(raised.value)
+    assert torch.equal(trunk.vit.blocks[0].mlp.fc1.weight, before)
 
 
 # timm's hub, of which nothing may be reached here

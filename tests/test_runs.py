@@ -158,7 +158,7 @@ def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split
     width = {1: 3, 2: 3, 3: 6}[pattern] * TRUNK_WIDTH
     assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
     with np.load(output) as found:
-        assert set(found.files) == {"features", "ids", "cams", "paths"}
+        assert set(found.files) == {"features", "ids", "cams", "scenes", "paths"}
         assert found["features"].dtype == np.float32 and found["features"].shape == (len(samples), width)
         assert np.isfinite(found["features"]).all() and found["features"].std(axis=0).min() > 0
         assert found["ids"].tolist() == [sample.identity for sample in samples]

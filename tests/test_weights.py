@@ -1,4 +1,6 @@
 """DeMo's checkpoint names to ours and back."""
+import re
+
 import pytest
 import torch
 from reference.fusion import MODALITIES_OF, Fusion
@@ -46,7 +48,7 @@ REST = {
     "sdtps.nir_aggr.weight.1.weight": "sdtps.nir_aggr.weight.1.weight",
     "sdtps.rgb_sparse.score_predictor.0.bias": "sdtps.rgb_sparse.score_predictor.0.bias",
 }
-UNKNOWN = {name: name for name in ("generalFusion.r_token", "bottleneck_new.weight", "classifier_r2.weight", "logit_scale",
+UNKNOWN = {name: name for name in ("generalFusion.other_token", "bottleneck_new.weight", "classifier_r2.weight", "logit_scale",
                                    "rgb_reduced.0.weight")}
 SHAPES = {"BACKBONE.base.class_embedding": (6,), "BACKBONE.base.positional_embedding": (10, 6),
           "BACKBONE.base.conv1.weight": (6, 3, 2, 2), "BACKBONE.base.proj": (6, 4), "BACKBONE.base.cls_token": (1, 1, 6),
@@ -143,29 +145,26 @@ def change(weights, end, tensor):
             if tensor is not None or not name.endswith(end)}
 
 
-@pytest.mark.parametrize(("end", "tensor", "stack"), [
-    ("experts.2.expertHead.5.mlp.0.weight", None, "atmoe.expert_weight"),
-    ("experts.3.expertHead.0.mlp.0.weight", None, "atmoe.expert_weight"),
-    ("experts.0.expertHead.6.mlp.2.running_var", None, "atmoe.norm.running_var"),
-    ("experts.1.expertHead.1.mlp.2.num_batches_tracked", torch.tensor(3), "atmoe.norm.num_batches_tracked"),
-    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(5), "atmoe.expert_bias"),
-    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(16, dtype=torch.float16), "atmoe.expert_bias"),
-    ("generalFusion.nt.out_proj.bias", None, "hdm.out_proj_bias"),
-    ("generalFusion.rt_token", torch.zeros(1, 1, 32), "hdm.query"),
-    ("generalFusion.rnt.in_proj_weight", torch.zeros(3, 64), "hdm.in_proj_weight"),
+@pytest.mark.parametrize(("end", "tensor", "said"), [
+    ("experts.2.expertHead.5.mlp.0.weight", None, "moe.experts.2.expertHead.5.mlp.0.weight is missing;"),
+    ("experts.3.expertHead.0.mlp.0.weight", None, "moe.experts.3.expertHead.0.mlp.0.weight is missing;"),
+    ("mlp.2.num_batches_tracked", None, "moe.experts.0.expertHead.0.mlp.2.num_batches_tracked is missing, and 27 more;"),
+    ("experts.1.expertHead.1.mlp.2.num_batches_tracked", torch.tensor(3),
+     "moe.experts.1.expertHead.1.mlp.2.num_batches_tracked has counted other batches than generalFusion.moe.experts.0"),
+    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(5),
+     "moe.experts.1.expertHead.1.mlp.0.bias has another shape or type than generalFusion.moe.experts.0.expertHead"),
+    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(16, dtype=torch.float16), "has another shape or type than"),
+    ("generalFusion.nt.out_proj.bias", None, "nt.out_proj.bias is missing;"),
+    ("generalFusion.rt_token", torch.zeros(1, 1, 32), "rt_token has another shape or type than generalFusion.r_token;"),
 ], ids=lambda value: str(value) if isinstance(value, str) else "")
-def test_parts_that_make_no_stack(tmp_path, end, tensor, stack):
-    """They keep DeMo's names, come back unchanged, and are refused by the model."""
-    model = tiny_model(*FUSION)
-    theirs = change(to_demo(model.state_dict()), end, tensor)
-    ours = from_demo(theirs)
-    left = unknown_names(ours)
-    assert left and all(name.startswith("generalFusion.") for name in left)
-    assert stack not in ours or ours[stack].shape != model.state_dict()[stack].shape
-    assert_same(in_order(to_demo(ours)), in_order(theirs))
+def test_a_fusion_that_is_not_whole_is_told(tmp_path, end, tensor, said):
+    theirs = change(to_demo(tiny_model(*FUSION).state_dict()), end, tensor)
+    with pytest.raises(ValueError, match=re.escape(f"{said.rstrip(';')}")):
+        from_demo(theirs)
     torch.save(theirs, tmp_path / "broken.pth")
-    with pytest.raises(UserError, match=r"do not fit the configuration's model: .*(is missing|generalFusion|has the shape)"):
-        load_weights(tiny_cfg(*FUSION), model, read_checkpoint(tmp_path / "broken.pth"))
+    with pytest.raises(UserError, match=re.escape(said)) as raised:
+        read_checkpoint(tmp_path / "broken.pth")
+    assert str(raised.value).startswith(f"The weights {tmp_path / 'broken.pth'} are not whole: generalFusion.")
 
 
 @pytest.mark.parametrize("opts", [("MODEL.DIRECT", 0), ("MODEL.DIRECT", 1), (*FUSION, "MODEL.DIRECT", 0),

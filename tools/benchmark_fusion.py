@@ -19,7 +19,7 @@ from modeling.fusion import HDM, ATMoE
 from modeling.trunk import Trunk
 from modeling.weights import from_demo
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from reference.fusion import Fusion  # the plain formulation that the tests compare with
 
 

@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import torch
-from figures import HIT, MISS, QUERY, frame, hide_ticks, np, pictures, plt, room, save, spread
+from figures import HIT, MISS, QUERY, frame, hide_ticks, label, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
 from config import MODALITIES
@@ -64,8 +64,7 @@ def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str,
     sample = data.samples[place]
     hide_ticks(axis)
     axis.imshow(np.concatenate(pictures(cfg, sample)))
-    where = f"scene {sample.scene}" if place_name(cfg) == "scene" else f"camera {sample.camera + 1}"
-    axis.set_title(f"{title}\nid {sample.identity}, {where}", fontsize=7)
+    axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)
     frame(axis, colour)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import hide_ticks, np, pictures, plt, room, save, spread
+from figures import hide_ticks, label, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
@@ -48,7 +48,7 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
                 hide_ticks(axis)
                 if row == 0:
                     axis.set_title(title, fontsize=10)
-        axes[row, 0].set_ylabel(f"id {sample.identity}\ncamera {sample.camera + 1}", fontsize=7)
+        axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
     figure.suptitle(f"patches kept by SDTPS: {model.sdtps.keep} of {model.sdtps.num_patches} per modality", y=0.998)
     figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
     return save(figure, path)

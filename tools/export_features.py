@@ -16,9 +16,9 @@ from engine.load import load_model_and_data
 
 
 def main() -> None:
-    parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32, ids and cams (n,) "
-                           "(identities as named on disk, cameras from 0), paths (n, 3) in the order RGB, NI, TI, or (n, 1) "
-                           "where one picture holds the three side by side.")
+    parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
+                           "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
+                           "order RGB, NI, TI, or (n, 1) where one picture holds the three side by side.")
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
@@ -34,8 +34,9 @@ def main() -> None:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
     with written_whole(output) as temporary, open(temporary, "wb") as file:
-        np.savez(file, features=features.numpy(), ids=np.array([s.identity for s in samples]),
-                 cams=np.array([s.camera for s in samples]), paths=np.array([s.paths for s in samples]))
+        arrays = {"ids": "identity", "cams": "camera", "scenes": "scene", "paths": "paths"}
+        np.savez(file, features=features.numpy(),
+                 **{name: np.array([getattr(s, attribute) for s in samples]) for name, attribute in arrays.items()})
     print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
 
 

@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 from config.files import written_whole
 from datasets import Sample
 from datasets.pictures import decode_triplet
+from engine.evaluate import place_name
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
@@ -21,6 +22,12 @@ def pictures(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The three pictures of a triplet at the network's size, uint8 (H, W, 3). Raises `UserError`."""
     size = list(cfg.INPUT.SIZE_TEST)
     return [resize(picture, size, antialias=True).permute(1, 2, 0).numpy() for picture in decode_triplet(sample)]
+
+
+def label(cfg: CfgNode, sample: Sample) -> str:
+    """A sample's identity, and its camera (from 1) or, where the protocol goes by them, its scene."""
+    where = f"scene {sample.scene}" if place_name(cfg) == "scene" else f"camera {sample.camera + 1}"
+    return f"id {sample.identity}, {where}"
 
 
 def room(cfg: CfgNode, side: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config import MODALITIES
+from config import MODALITIES, with_values
 from config.cli import config_parser, parse, positive_int, run
 from modeling import DeMo, make_model
 from modeling.fusion import SUBSETS
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--num_class", type=positive_int, default=171, help="training identities (default: 171, as RGBNT201)")
     parser.add_argument("--camera_num", type=positive_int, default=4, help="cameras (default: 4)")
     arguments, cfg = parse(parser)
+    cfg = with_values(cfg, {"TEST.MISS": "nothing"})  # of a complete triplet
     model = make_model(cfg, arguments.num_class, arguments.camera_num).eval()
     parameters = count_parameters(model)
     macs = count_macs(cfg, model)
