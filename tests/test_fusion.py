@@ -254,8 +254,9 @@ def test_widths_that_do_not_fit():
         ATMoE(64, 12)
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_bfloat16_is_near(mode):
+def test_mixed_precision_is_near(mode, precision):
     torch.manual_seed(0)
     plain = Fusion(128, 4, dropout=0.0).train(mode == "train")
     ours = ours_of(plain, dropout=0.0)
@@ -263,7 +264,7 @@ def test_bfloat16_is_near(mode):
         ours["hdm"].query.mul_(5)
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
     expected = run(copy.deepcopy(ours), *tokens).detach()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", precision):
         found = run(ours, *tokens)
     assert 1e-5 < relative_error(found.float(), expected) < 0.05
     found.float().square().sum().backward()
