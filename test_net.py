@@ -1,7 +1,7 @@
 """Evaluate a checkpoint: python test_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml TEST.WEIGHT best.pth"""
 from config import with_values
 from config.cli import config_parser, parse, run
-from engine.evaluate import as_missing_table, as_record, as_table, evaluate, evaluate_missing, make_test_data
+from engine.evaluate import as_missing_table, as_record, as_table, caption, evaluate, evaluate_missing, make_test_data
 from engine.load import load_model_and_data
 
 
@@ -18,9 +18,10 @@ def main() -> None:
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     if all_cases:
         by_case = evaluate_missing(cfg, model, test_data)
-        print(as_missing_table({case: as_record(rankings) for case, rankings in by_case.items()}))
+        table = as_missing_table({case: as_record(rankings) for case, rankings in by_case.items()})
     else:
-        print(as_table(as_record(evaluate(cfg, model, test_data))))
+        table = as_table(as_record(evaluate(cfg, model, test_data)))
+    print(caption(cfg, test_data), table, sep="\n")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def _check_batch(cfg: CfgNode) -> None:
         raise UserError("SOLVER.IMS_PER_BATCH is 1, but a BatchNorm in training needs at least two; raise it.")
     if cfg.DATALOADER.SAMPLER == "softmax":
         return
+    if instances == 1 and "triplet" in cfg.MODEL.METRIC_LOSS_TYPE:
+        raise UserError("DATALOADER.NUM_INSTANCE is 1, so the triplet loss finds no positive in a batch; set it to 2 or more.")
     if batch % instances:
         nearest = max(2, round(batch / instances)) * instances
         raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "

@@ -1,7 +1,7 @@
 """Files that a command writes: checked before the work, written whole or not at all."""
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from config.common import UserError
@@ -17,11 +17,18 @@ def check_output_file(path: Path, suffix: str) -> Path:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure.
+
+    Raises `UserError` where it cannot be written, such as on a full disk.
+    """
     temporary = path.with_name(path.name + ".part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
+                        "place.") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

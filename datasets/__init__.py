@@ -44,6 +44,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     if not folder.is_dir():
         others = [other for other in READERS if (root / READERS[other].folder).is_dir()]
         there = f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""
+        if (root / name).is_dir():  # named as the data set, which not every folder is
+            there = f", but at {root / name}, which must be renamed"
         raise UserError(f"The data set {name} is not at {folder}{there}; expected is DATASETS.ROOT_DIR/{reader.layout}. "
                         f"Put it there, or set DATASETS.ROOT_DIR to its parent folder{reader.instead}.")
     found = {}

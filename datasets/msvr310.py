@@ -20,7 +20,12 @@ def read(root: Path, split: str) -> list[Sample]:
         triplets = triplet_paths(folder, VIS_NI_TH)
         if not triplets:
             raise UserError(f"The identity folder {folder} holds no pictures; add them or remove it.")
-        samples += map(NAMING.sample, triplets)
+        found = [NAMING.sample(paths) for paths in triplets]
+        strange = next((sample for sample in found if folder.name.isdecimal() and sample.identity != int(folder.name)), None)
+        if strange:
+            raise UserError(f"The picture {strange.paths[0]} is of identity {strange.identity}, but lies in the folder of "
+                            f"{int(folder.name)}; move or rename it with its triplet.")
+        samples += found
     return samples
 
 

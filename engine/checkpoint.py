@@ -32,8 +32,18 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **st
     """Write weights, and what `state` holds besides, through a temporary file."""
     content = {"model": model.state_dict(), "num_class": model.num_class, "camera_num": model.camera_num,
                "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
-    with written_whole(path) as temporary:
-        torch.save(content, temporary)
+    save_whole(content, path)
+
+
+def save_whole(content: Mapping, path: Path) -> None:
+    """torch.save through a temporary file. Raises `UserError` where it cannot be written."""
+    with written_whole(path) as temporary, open(temporary, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # what torch makes of a full disk, with the real error behind it
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -43,7 +53,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"The weights {path} do not exist; give TEST.WEIGHT (or --weight) a checkpoint such as "
+        raise UserError(f"The weights {path} do not exist; give a checkpoint such as "
                         "runs/RGBNT201/DeMo_SDTPS/best.pth.")
     try:
         with warnings.catch_warnings():  # of a TorchScript archive, before its error

@@ -32,6 +32,8 @@ class TestData:
     query: torch.Tensor
     gallery: torch.Tensor
     loader: DataLoader
+    matched: int
+    """Queries with a match in the gallery, which alone are scored."""
 
     def labels(self, name: str, places: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `places`: identity, camera or scene."""
@@ -46,13 +48,14 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     places = defaultdict(set)
     for sample in gallery:
         places[sample.identity].add(getattr(sample, place_name(cfg)))
-    if not any(places[sample.identity] - {getattr(sample, place_name(cfg))} for sample in query):
+    matched = sum(1 for sample in query if places[sample.identity] - {getattr(sample, place_name(cfg))})
+    if not matched:
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
                         f"identity with another {place_name(cfg)}), so nothing can be scored; check the test split.")
     place = {sample: index for index, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(place)
     return TestData(samples, torch.tensor([place[s] for s in query]), torch.tensor([place[s] for s in gallery]),
-                    test_loader(cfg, samples))
+                    test_loader(cfg, samples), matched)
 
 
 def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]:
@@ -139,6 +142,21 @@ def place_name(cfg: CfgNode) -> str:
 def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
     """L2-normalised features (n, D) where TEST.FEAT_NORM says so."""
     return F.normalize(features, dim=1) if cfg.TEST.FEAT_NORM == "yes" else features
+
+
+def caption(cfg: CfgNode, data: TestData) -> str:
+    """One line on what is evaluated: data, queries, weights and how."""
+    queries = f"{len(data.query)} queries" + ("" if data.matched == len(data.query) else f", {data.matched} with a match")
+    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+
+
+def options(cfg: CfgNode) -> str:
+    """What of the evaluation is not as usual, each after a comma."""
+    missing = [modality for modality in MODALITIES if modality in missing_modalities(cfg.TEST.MISS)]
+    return "".join(f", {what}" for what, is_on in (
+        (f"without {' and '.join(missing)}", missing), ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
+        ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
+        ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no")) if is_on)
 
 
 def as_record(rankings: dict[int, Ranking]) -> dict[str, dict[str, float]]:

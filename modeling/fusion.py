@@ -88,7 +88,7 @@ class ATMoE(nn.Module):
         super().__init__()
         if width % heads:
             raise UserError(f"MODEL.HEAD is {heads}, which does not divide the trunk's width {width}; choose a divisor such as "
-                            f"{math.gcd(heads, width)}.")
+                            f"{next(count for count in range(heads, 0, -1) if width % count == 0)}.")
         count, self.heads, self.head_width = len(SUBSETS), heads, width // heads
         self.gate = nn.Sequential(nn.Linear(count * width, width), QuickGELU(), nn.BatchNorm1d(width))
         self.query = nn.Linear(width, width, bias=False)

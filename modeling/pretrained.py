@@ -46,8 +46,8 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     fitting = {name: tensor.float() for name, tensor in found.items()
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {transformer_type} (it holds {example}, …); "
-                        "give weights of this trunk, 'hub', or '' for random ones.")
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {transformer_type}: none fits by name and shape "
+                        f"(it holds {example}, …); give weights of this trunk, 'hub', or '' for random ones.")
     if reason := _other_model(found, expected):
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {transformer_type}: {reason}; "
                         "give weights of this trunk, or set MODEL.TRANSFORMER_TYPE to theirs.")

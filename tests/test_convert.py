@@ -118,6 +118,8 @@ def test_every_form_is_tested_to_the_same_table(command, convert, words, ours, d
     for name, path in paths.items():
         code, tables[name], stderr = command(test_net.main, *words, "--weight", path)
         assert code == 0, stderr
+        assert str(path) in tables[name].splitlines()[0]
+        tables[name] = tables[name].partition("\n")[2]
     assert list(table_of(tables["ours"])) == ["1", "2", "3"]
     assert set(tables.values()) == {tables["ours"]}
 

@@ -1,8 +1,10 @@
 """Output files: refused before the work where they cannot be written, whole or absent after it."""
 import pytest
+import torch
 
 from config import UserError
 from config.files import check_output_file, written_whole
+from engine.checkpoint import save_whole
 
 
 def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
@@ -36,3 +38,12 @@ def test_places_that_cannot(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"must be a file ending in \.npz"):
         check_output_file(tmp_path / name, ".npz")
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path):
+    """A disk that is full: /dev/full takes no byte."""
+    (tmp_path / "x.pth.part").symlink_to("/dev/full")
+    with pytest.raises(UserError) as raised:
+        save_whole({"a": torch.zeros(100_000)}, tmp_path / "x.pth")
+    assert f"The output {tmp_path / 'x.pth'} cannot be written (No space left on device); " in str(raised.value)
+    assert not list(tmp_path.iterdir())

@@ -250,7 +250,7 @@ def test_widths_that_do_not_fit():
     with pytest.raises(UserError, match=r"^MODEL\.HDM is True, but the trunk's width 96 is no multiple of 64[^.]*\.") as caught:
         HDM(96)
     assert "MODEL.TRANSFORMER_TYPE" in str(caught.value)
-    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the trunk's width 64; .* such as 4\.$"):
+    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the trunk's width 64; .* such as 8\.$"):
         ATMoE(64, 12)
 
 

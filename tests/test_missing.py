@@ -100,7 +100,8 @@ def words(tiny_root, tmp_path_factory):
 def test_one_table_of_all_cases(words, command):
     code, stdout, stderr = command(test_net.main, *words, "TEST.MISS", "all")
     assert code == 0, stderr
-    header, *lines = stdout.splitlines()
+    caption, header, *lines = stdout.splitlines()
+    assert caption == f"RGBNT201 in {words[3]}, 32 queries, {words[-1]}, in percent"
     assert header.split() == ["missing", "return", "pattern", *COLUMNS]
     names = ["nothing", "r: RGB", "n: NI", "t: TI", "rn: RGB, NI", "rt: RGB, TI", "nt: NI, TI", "mean of the six"]
     assert len(lines) == 3 * len(names)
@@ -115,6 +116,8 @@ def test_one_table_of_all_cases(words, command):
     for name, miss in zip(names, ("nothing", *MISSING_CASES), strict=False):
         code, stdout, _ = command(test_net.main, *words, "TEST.MISS", miss)
         assert code == 0 and table_of(stdout) == tables[name], miss
+        without = f", without {name.split(': ')[1].replace(', ', ' and ')}" if miss != "nothing" else ""
+        assert stdout.splitlines()[0].endswith(f"{words[-1]}{without}, in percent")
     assert len({str(table) for table in tables.values()}) == len(tables), "every case has numbers of its own"
     for pattern, row in tables["mean of the six"].items():
         of_six = zip(*(tables[name][pattern] for name in names[1:-1]), strict=True)

@@ -6,7 +6,7 @@ from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
 from datasets import READERS, read_splits
-from engine.evaluate import make_test_data, place_name
+from engine.evaluate import caption, make_test_data, place_name
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")
@@ -98,3 +98,24 @@ def test_each_query_is_read_from_its_own_split(own):
     cfg = config(root, *NAME)
     data = make_test_data(cfg, expected["query"], expected["gallery"])
     assert len(data.samples) == 12 + 24
+
+
+def test_a_picture_in_another_identitys_folder_is_told(own):
+    root, _ = own
+    first, second = sorted(split_folder(root).iterdir())[:2]
+    name = sorted((first / "vis").iterdir())[0].name
+    for modality in ("vis", "ni", "th"):
+        (first / modality / name).rename(second / modality / name)
+    message = message_of(read_splits, config(root, *NAME))
+    assert f"The picture {second / 'vis' / name} is of identity {int(name[:4])}, but lies in the folder of" in message
+    assert f" {int(second.name)};" in message
+
+
+def test_the_number_of_queries_with_a_match(own):
+    cfg = config(own[0], *NAME)
+    splits = read_splits(cfg)
+    alone = splits["query"][0]
+    gallery = [sample for sample in splits["gallery"] if sample.identity != alone.identity]
+    data = make_test_data(cfg, splits["query"], gallery)
+    assert data.matched == sum(sample.identity != alone.identity for sample in splits["query"]) < len(data.query)
+    assert f"{len(data.query)} queries, {data.matched} with a match, " in caption(cfg, data)

@@ -129,7 +129,7 @@ def test_the_test_command_prints_the_last_record(trained, drawn):
     table = table_of(drawn[1]["table"])
     for pattern, values in records_of(trained[0])[-1]["patterns"].items():
         assert table[pattern] == [pytest.approx(100 * values[column], abs=0.0501) for column in COLUMNS]
-    assert drawn[1]["table"].splitlines()[0].split() == ["return", "pattern", *COLUMNS]
+    assert drawn[1]["table"].splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
 @pytest.mark.slow

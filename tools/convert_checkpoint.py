@@ -5,12 +5,10 @@
 import argparse
 from pathlib import Path
 
-import torch
-
 from config import UserError
 from config.cli import run
-from config.files import check_output_file, written_whole
-from engine.checkpoint import read_checkpoint
+from config.files import check_output_file
+from engine.checkpoint import read_checkpoint, save_whole
 from modeling.weights import to_demo, unknown_names
 
 NAMES = {"demo": "DeMo's", "ours": "our"}
@@ -36,8 +34,7 @@ def main() -> None:
 
     content = to_demo(found.model) if arguments.to == "demo" else {
         "model": found.model, "num_class": found.num_class, "camera_num": found.camera_num}
-    with written_whole(output) as temporary:
-        torch.save(content, temporary)
+    save_whole(content, output)
     count = len(content if arguments.to == "demo" else found.model)
     print(f"Wrote {count} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
           f"{found.camera_num} cameras")

@@ -8,7 +8,7 @@ from yacs.config import CfgNode
 from config import MODALITIES
 from config.cli import config_parser, parse, positive_int, run
 from config.files import check_output_file
-from engine.evaluate import TestData, extract_features, make_test_data, place_name, query_distances
+from engine.evaluate import TestData, extract_features, make_test_data, options, place_name, query_distances
 from engine.load import load_model_and_data
 from engine.metrics import left_out
 
@@ -55,7 +55,8 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
                 continue
             hit = ids[1][place] == ids[0][row]
             _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS, f"{column + 1}")
-    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom", y=0.995)
+    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom"
+                    + options(cfg), y=0.995)
     figure.tight_layout(pad=0.4, rect=(0, 0, 1, 0.99))
     return save(figure, path)
 

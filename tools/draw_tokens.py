@@ -12,6 +12,7 @@ from config.files import check_output_file
 from datasets import Sample
 from datasets.loaders import TripletDataset, collate
 from datasets.transforms import test_transform
+from engine.evaluate import options
 from engine.load import load_model_and_data
 from modeling import DeMo
 
@@ -37,7 +38,8 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     chosen = [samples[place] for place in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
     columns, (width, height) = 2 * len(MODALITIES), room(cfg, 2.1)
-    figure, axes = plt.subplots(count, columns, figsize=((0.2 + width) * columns, (0.2 + height) * count), squeeze=False)
+    inches = (0.2 + width) * columns, (0.2 + height) * len(chosen)
+    figure, axes = plt.subplots(len(chosen), columns, figsize=inches, squeeze=False)
     for row, sample in enumerate(chosen):
         for index, (modality, picture) in enumerate(zip(MODALITIES, pictures(cfg, sample), strict=True)):
             mask = masks[modality][row].numpy()[..., None]
@@ -49,7 +51,8 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
                 if row == 0:
                     axis.set_title(title, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
-    figure.suptitle(f"patches kept by SDTPS: {model.sdtps.keep} of {model.sdtps.num_patches} per modality", y=0.998)
+    figure.suptitle(f"patches kept by SDTPS: {model.sdtps.keep} of {model.sdtps.num_patches} per modality{options(cfg)}",
+                    y=0.998)
     figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
     return save(figure, path)
 

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import torch
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
@@ -37,8 +36,9 @@ def room(cfg: CfgNode, side: float) -> tuple[float, float]:
 
 
 def spread(total: int, count: int) -> list[int]:
-    """`count` places spread evenly over `total`, away from both ends."""
-    return torch.linspace(0, total - 1, count + 2).round().long()[1:-1].tolist()
+    """`count` places (all where there are fewer) spread evenly over `total`: the middles of as many equal parts."""
+    count = min(count, total)
+    return [(2 * place + 1) * total // (2 * count) for place in range(count)]
 
 
 def frame(axis: plt.Axes, colour: str, width: float = 3.0) -> None:

@@ -5,11 +5,11 @@ from draw_curves import PICTURE, draw_curves, read_records
 from draw_ranks import draw_ranks
 from draw_tokens import draw_tokens
 
-from config import with_values
+from config import load_cfg, with_values
 from config.cli import config_parser, parse, run
-from engine.evaluate import as_record, as_table, extract_features, make_test_data, rank_features
+from engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
 from engine.load import load_model_and_data
-from engine.train import LAST
+from engine.train import CONFIG, LAST
 
 
 def main() -> None:
@@ -29,8 +29,10 @@ def main() -> None:
     if model.sdtps:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
 
-    untrained = records[0]["patterns"] if records[0]["epoch"] == 0 else None
-    print(f"\n{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {len(splits['query'])} queries, {cfg.TEST.WEIGHT}, in percent")
+    # The record of the untrained model compares only where it was evaluated in the same way.
+    recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
+    untrained = records[0]["patterns"] if recorded else None
+    print(f"\n{caption(cfg, data)}")
     print(as_table(record, untrained))
     print()
     for what, path in drawn.items():
