@@ -1,4 +1,4 @@
-"""Values that are each possible but make no sense together, or ask for what is not there yet."""
+"""Values that are each possible but make no sense together."""
 import difflib
 import re
 
