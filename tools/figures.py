@@ -36,9 +36,8 @@ def room(cfg: CfgNode, side: float) -> tuple[float, float]:
 
 
 def spread(total: int, count: int) -> list[int]:
-    """`count` places (all where there are fewer) spread evenly over `total`: the middles of as many equal parts."""
-    count = min(count, total)
-    return [(2 * place + 1) * total // (2 * count) for place in range(count)]
+    """`count` places spread evenly over `total`, away from both ends; all where there are no more."""
+    return list(range(total)) if count >= total else [(place + 1) * total // (count + 1) for place in range(count)]
 
 
 def frame(axis: plt.Axes, colour: str, width: float = 3.0) -> None:
