@@ -1,6 +1,7 @@
 # make demo   synthetic pedestrians: make, train, evaluate, draw
 # make test   all tests
 # make lint   ruff
+# make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
 # make setup  the environment in .venv; done by the others where needed
 # PYTHON=python3.12 make … chooses the interpreter that .venv is made with.
 
@@ -9,7 +10,7 @@ PY := .venv/bin/python
 INSTALLED := .venv/.installed
 DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
 
-.PHONY: setup demo test lint
+.PHONY: setup demo study test lint
 
 setup: $(INSTALLED)
 
@@ -24,6 +25,10 @@ demo: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) tools/report.py $(DEMO)
+
+study: setup
+	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
+	code=0; for study in studies/*.yml; do $(PY) tools/study.py $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 test: setup
 	$(PY) -m pytest

@@ -16,6 +16,7 @@ setup(
         "pyyaml>=6",
         "fvcore>=0.1.5.post20221221",
         "numpy>=1.26",
+        "scipy>=1.15",
         "tqdm>=4.66",
         "pillow>=10",
         "matplotlib>=3.8",

@@ -1,6 +1,9 @@
 """Evaluate a checkpoint: python test_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml TEST.WEIGHT best.pth"""
+from pathlib import Path
+
 from config import with_values
 from config.cli import config_parser, parse, run
+from config.files import check_output_file, write_json
 from engine.evaluate import as_missing_table, as_record, as_table, caption, evaluate, evaluate_missing, make_test_data
 from engine.load import load_model_and_data
 
@@ -10,18 +13,20 @@ def main() -> None:
                            "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
                            "example: python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml "
                            "TEST.WEIGHT runs/Synthetic/DeMo_SDTPS/best.pth")
-    _, cfg = parse(parser, weight=True)
+    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in [0, 1]")
+    arguments, cfg = parse(parser, weight=True)
+    if arguments.json:
+        check_output_file(arguments.json, ".json")
     all_cases = cfg.TEST.MISS == "all"
     if all_cases:
         cfg = with_values(cfg, {"TEST.MISS": "nothing"})
     model, splits = load_model_and_data(cfg)
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    if all_cases:
-        by_case = evaluate_missing(cfg, model, test_data)
-        table = as_missing_table({case: as_record(rankings) for case, rankings in by_case.items()})
-    else:
-        table = as_table(as_record(evaluate(cfg, model, test_data)))
-    print(caption(cfg, test_data), table, sep="\n")
+    rankings = evaluate_missing(cfg, model, test_data) if all_cases else {cfg.TEST.MISS: evaluate(cfg, model, test_data)}
+    cases = {case: as_record(by_pattern) for case, by_pattern in rankings.items()}
+    print(caption(cfg, test_data), as_missing_table(cases) if all_cases else as_table(cases[cfg.TEST.MISS]), sep="\n")
+    if arguments.json:
+        write_json(arguments.json, {"caption": caption(cfg, test_data), "cases": cases})
 
 
 if __name__ == "__main__":

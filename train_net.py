@@ -8,6 +8,7 @@ from datasets import identity_labels, read_splits
 from datasets.loaders import train_loader
 from datasets.pictures import verify
 from engine.evaluate import make_test_data
+from engine.record import RECORD, recorded
 from engine.runtime import choose_device, log_to, set_seed
 from engine.train import BEST, CONFIG, LAST, METRICS, train
 from modeling import make_model
@@ -20,8 +21,8 @@ logger = logging.getLogger("train_net")
 
 def main() -> None:
     parser = config_parser(
-        "Train a model and evaluate it as it learns. OUTPUT_DIR receives config.yml, metrics.json, log.txt, TensorBoard "
-        "scalars, last.pth and best.pth.",
+        "Train a model and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), "
+        "metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth.",
         "example: python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
     arguments, cfg = parse(parser)
@@ -41,7 +42,7 @@ def main() -> None:
     # Only now, with the input checked, is anything written or replaced.
     output = make_output(Path(cfg.OUTPUT_DIR))
     (output / CONFIG).write_text(cfg.dump(), encoding="utf-8")
-    with log_to(output):
+    with log_to(output), recorded(output, cfg, device):
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
         logger.info(report)
         train(cfg, model.to(device), loader, test_data, output)
@@ -60,8 +61,9 @@ def make_output(output: Path) -> Path:
     """The run's folder, without the files of an earlier run. Raises `UserError` where it cannot be made."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for file in (file for name in (*RESULTS, CONFIG, "log.txt", "events.out.tfevents.*") for file in output.glob(name)):
-            file.unlink()
+        for name in (*RESULTS, CONFIG, RECORD, "log.txt", "events.out.tfevents.*"):
+            for file in output.glob(name):
+                file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
     return output

@@ -24,6 +24,10 @@ def _check_modules(cfg: CfgNode) -> None:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
                         "True or MODEL.ATM to False.")
 
+    if cfg.MODEL.SDTPS_GUMBEL_SELECT and not cfg.MODEL.SDTPS_USE_GUMBEL:
+        raise UserError("MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, but it chooses patches by the "
+                        "noise that SDTPS_USE_GUMBEL draws; set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False.")
+
 
 def _check_losses(cfg: CfgNode) -> None:
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:

@@ -1,4 +1,5 @@
 """Files that a command writes: checked before the work, written whole or not at all."""
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,3 +33,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write `content` as JSON, whole or not at all. Raises `UserError`."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

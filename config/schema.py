@@ -105,6 +105,9 @@ KEYS = (
         lambda value: 0 <= value <= 0.5, "in [0, 0.5]"),
     Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise through the choice of patches"),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
+    Key("MODEL.SDTPS_GUMBEL_SELECT", False, "let that noise also perturb which patches are kept in training (Gumbel-top-k); "
+        "never in evaluation"),
+    Key("MODEL.SDTPS_GUIDE_MISSING", True, "let the global of a missing modality (TEST.MISS) guide the others' selection"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),

@@ -128,10 +128,15 @@ def collate(items: list) -> Batch | UserError:
     return by_modality, torch.tensor(labels), torch.tensor(cameras)
 
 
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _loading(cfg: CfgNode, cache: bool) -> dict:
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = cpu_cores()
         workers = 0 if cache and cores <= 2 else min(cores, 8)
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
     # processes.

@@ -19,6 +19,8 @@ from modeling.demo import missing_modalities
 
 RANKS = (1, 5, 10)
 CASE_WIDTH = 18
+CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
+"""Complete triplets and every case of missing modalities: what is missing, by the case's name."""
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 
@@ -101,9 +103,8 @@ def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:
 
 def evaluate_missing(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
     """The ranking of each return pattern for complete triplets and for every case of missing modalities, by case."""
-    cases = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
-    by_case = extract_cases(model, data.loader, list(cases.values()))
-    return {name: _rank_patterns(cfg, features, data) for name, features in zip(cases, by_case, strict=True)}
+    by_case = extract_cases(model, data.loader, list(CASES.values()))
+    return {name: _rank_patterns(cfg, features, data) for name, features in zip(CASES, by_case, strict=True)}
 
 
 def _rank_patterns(cfg: CfgNode, features: dict[int, torch.Tensor], data: TestData) -> dict[int, Ranking]:
@@ -179,12 +180,13 @@ def as_missing_table(records: dict[str, dict[str, dict[str, float]]]) -> str:
     mean = {pattern: {column: sum(record[pattern][column] for record in six) / len(six) for column in row}
             for pattern, row in six[0].items()}
     lines = ["missing".ljust(CASE_WIDTH) + _header(mean)]
-    for name, record in (*((_case_name(case), record) for case, record in records.items()), ("mean of the six", mean)):
+    for name, record in (*((case_name(case), record) for case, record in records.items()), ("mean of the six", mean)):
         lines += [(name if place == 0 else "").ljust(CASE_WIDTH) + line for place, line in enumerate(_lines(record).values())]
     return "\n".join(lines)
 
 
-def _case_name(case: str) -> str:
+def case_name(case: str) -> str:
+    """A case of missing modalities as tables show it: 'rn' → 'rn: RGB, NI'."""
     missing = missing_modalities(case)
     return f"{case}: {', '.join(modality for modality in MODALITIES if modality in missing)}" if missing else case
 

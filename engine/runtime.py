@@ -1,5 +1,6 @@
 """Where and how a run computes: device, seed, precision, log."""
 import logging
+import os
 import random
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,10 +49,14 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
 
 
 def set_seed(seed: int) -> None:
-    """Seed everything random: `random`, numpy and torch on all devices."""
+    """Seed everything random: `random`, numpy and torch on all devices; on a GPU ask for deterministic algorithms too."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        # Otherwise cuBLAS and the backward of fused attention may add in another order each time.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def log_to(folder: Path) -> AbstractContextManager:

@@ -1,5 +1,4 @@
 """Training (spec 7): epochs of identity batches, evaluation, and the files of a run."""
-import json
 import logging
 import math
 import time
@@ -14,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from config import UserError
-from config.files import written_whole
+from config.files import write_json
 from config.progress import progress
 from datasets.loaders import batches
 from engine.checkpoint import save_checkpoint
@@ -53,8 +52,8 @@ class Meter:
 def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, output: Path) -> list[dict]:
     """Train `model` (on its device), evaluate it every SOLVER.EVAL_PERIOD epochs, and keep the run's files in `output`.
 
-    Returns the records of metrics.json. Raises `UserError` for a picture that cannot be read and a loss that is no longer
-    finite.
+    Returns the records of metrics.json: one per epoch, with the rankings where it was evaluated. Raises `UserError` for a
+    picture that cannot be read and a loss that is no longer finite.
     """
     device = next(model.parameters()).device
     precision = choose_precision(cfg, device)
@@ -75,17 +74,14 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
             scheduler.step(epoch)
             loader.batch_sampler.epoch = epoch
             record = {"epoch": epoch, **_train_epoch(cfg, model, center_losses, loader, optimizers, scaler, precision, epoch)}
-            for name in ("loss", "accuracy", "lr"):
-                board.add_scalar(f"train/{name}", record[name], epoch)
+            records.append(record)
             is_last = epoch == cfg.SOLVER.MAX_EPOCHS
-            if epoch % cfg.SOLVER.EVAL_PERIOD == 0 or is_last:
+            if is_evaluated := epoch % cfg.SOLVER.EVAL_PERIOD == 0 or is_last:
                 record["patterns"] = as_record(evaluate(cfg, model, test_data))
-                records.append(record)
-                _report(records, output, board)
-                score = record["patterns"][str(cfg.TEST.RETURN_PATTERN)]["mAP"]
-                if score > best:
-                    best = score
-                    save_checkpoint(output / BEST, cfg, model, epoch)
+            _report(records, output, board)
+            if is_evaluated and (score := record["patterns"][str(cfg.TEST.RETURN_PATTERN)]["mAP"]) > best:
+                best = score
+                save_checkpoint(output / BEST, cfg, model, epoch)
             if epoch % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or is_last:
                 save_checkpoint(output / LAST, cfg, model, epoch, optimizer=optimizer.state_dict(),
                                 scaler=scaler.state_dict(), center_losses=center_losses.state_dict())
@@ -95,7 +91,7 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
 def _train_epoch(cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList, loader: DataLoader,
                  optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler, precision: torch.dtype | None,
                  epoch: int) -> dict[str, float]:
-    """One pass over the loader → loss, accuracy, lr of the fastest group, seconds."""
+    """One pass over the loader → loss, accuracy, lr of the fastest group."""
     device = next(model.parameters()).device
     model.train()
     meter = Meter()
@@ -121,10 +117,9 @@ def _train_epoch(cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList, loader
     means = meter.means()
     _check_finite(means["loss"], epoch)
     rate = max(group["lr"] for group in optimizers[0].param_groups)
-    seconds = time.perf_counter() - meter.started
     logger.info("epoch %d: loss %.3f, accuracy %.1f %%, lr %.2e, %.0f triplets/s", epoch, means["loss"],
                 100 * means["accuracy"], rate, means["rate"])
-    return {"loss": means["loss"], "accuracy": means["accuracy"], "lr": rate, "seconds": seconds}
+    return {"loss": means["loss"], "accuracy": means["accuracy"], "lr": rate}
 
 
 def _check_finite(loss: float, epoch: int) -> None:
@@ -135,9 +130,12 @@ def _check_finite(loss: float, epoch: int) -> None:
 def _report(records: list[dict], output: Path, board: SummaryWriter) -> None:
     """The last record to metrics.json (written whole), TensorBoard and the log."""
     record = records[-1]
-    with written_whole(output / METRICS) as temporary:
-        temporary.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    for pattern, values in record["patterns"].items():
+    write_json(output / METRICS, records)
+    for name in ("loss", "accuracy", "lr"):
+        if name in record:
+            board.add_scalar(f"train/{name}", record[name], record["epoch"])
+    for pattern, values in record.get("patterns", {}).items():
         for name, value in values.items():
             board.add_scalar(f"pattern_{pattern}/{name}", value, record["epoch"])
-    logger.info("epoch %d%s\n%s", record["epoch"], "" if record["epoch"] else " (untrained)", as_table(record["patterns"]))
+    if "patterns" in record:
+        logger.info("epoch %d%s\n%s", record["epoch"], "" if record["epoch"] else " (untrained)", as_table(record["patterns"]))

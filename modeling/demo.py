@@ -52,6 +52,7 @@ class DeMo(nn.Module):
         self.sdtps = _build_sdtps(cfg, self.trunk) if cfg.MODEL.USE_SDTPS else None
         self.hdm = HDM(width) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD) if cfg.MODEL.ATM else None
+        self.guide_missing = cfg.MODEL.SDTPS_GUIDE_MISSING
         self.one_head = cfg.MODEL.DIRECT == 1
 
         self.widths = {"sdtps": len(MODALITIES) * width} if self.sdtps else {}
@@ -77,23 +78,16 @@ class DeMo(nn.Module):
 
     def patterns_of_cases(self, images: ByModality, cam_label: torch.Tensor,
                           cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
-        """The return patterns of several cases of missing modalities, whose images count as zeros.
+        """The return patterns of several cases of missing modalities, whose images count as zeros."""
+        return [self._patterns(*seen, case) for case, seen in zip(cases, self.encode_cases(images, cam_label, cases),
+                                                                  strict=True)]
 
-        Every image passes through the trunk once, whatever the number of cases, and a zero image once per camera: nothing
-        before the enhancing modules mixes modalities.
-        """
-        present = {modality: image for modality, image in images.items() if any(modality not in case for case in cases)}
-        seen = self.encode(present, cam_label)
-        absent = frozenset().union(*cases)
-        blank = self._encode_blank({m: image for m, image in images.items() if m in absent}, cam_label) if absent else seen
-        return [self._patterns(*({modality: (empty if modality in case else full)[modality] for modality in MODALITIES}
-                                 for full, empty in zip(seen, blank, strict=True))) for case in cases]
-
-    def features(self, patches: ByModality, globals_: ByModality) -> dict[str, torch.Tensor]:
+    def features(self, patches: ByModality, globals_: ByModality,
+                 missing: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features = {}
         if self.sdtps:
-            patches = self.slim(patches, globals_)[0]  # HDM sees the slimmed tokens as well
+            patches = self.slim(patches, globals_, missing)[0]  # HDM sees the slimmed tokens as well
             features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in patches.values()], dim=-1)
         if self.hdm:
             decoupled = self.hdm(patches, globals_)
@@ -109,10 +103,30 @@ class DeMo(nn.Module):
         patches, class_tokens = (dict(zip(images, part.chunk(len(images)), strict=True)) for part in tokens)
         return patches, self.pife(patches, class_tokens) if self.pife else class_tokens
 
-    def slim(self, patches: ByModality, globals_: ByModality) -> tuple[ByModality, ByModality]:
-        """SDTPS: → slimmed tokens (B, N_c + 1, C) and decision masks (B, N), by modality."""
+    def encode_cases(self, images: ByModality, cam_label: torch.Tensor,
+                     cases: Sequence[frozenset[str]]) -> list[tuple[ByModality, ByModality]]:
+        """Patch tokens and globals in several cases of missing modalities, whose images count as zeros.
+
+        Every image passes through the trunk once, whatever the number of cases, and a zero image once per camera: nothing
+        before the enhancing modules mixes modalities.
+        """
+        present = {modality: image for modality, image in images.items() if any(modality not in case for case in cases)}
+        seen = self.encode(present, cam_label)
+        absent = frozenset().union(*cases)
+        blank = self._encode_blank({m: image for m, image in images.items() if m in absent}, cam_label) if absent else seen
+        return [tuple({modality: (empty if modality in case else full)[modality] for modality in MODALITIES}
+                      for full, empty in zip(seen, blank, strict=True)) for case in cases]
+
+    def slim(self, patches: ByModality, globals_: ByModality,
+             missing: frozenset[str] = frozenset()) -> tuple[ByModality, ByModality]:
+        """SDTPS: → slimmed tokens (B, N_c + 1, C) and decision masks (B, N), by modality.
+
+        The globals of `missing` modalities guide the others where MODEL.SDTPS_GUIDE_MISSING says so.
+        """
+        unguided = frozenset() if self.guide_missing else missing
         outputs = self.sdtps(*(patches[modality] for modality in MODALITIES),
-                             *(globals_[modality] for modality in MODALITIES))
+                             *(globals_[modality] for modality in MODALITIES),
+                             missing=tuple(modality in unguided for modality in MODALITIES))
         count = len(MODALITIES)
         return (dict(zip(MODALITIES, outputs[:count], strict=True)), dict(zip(MODALITIES, outputs[count:], strict=True)))
 
@@ -122,8 +136,8 @@ class DeMo(nn.Module):
         return tuple({modality: part[camera_of] for modality, part in tokens.items()}
                      for tokens in self.encode(blank, cameras))
 
-    def _patterns(self, patches: ByModality, globals_: ByModality) -> dict[int, torch.Tensor]:
-        features = self.features(patches, globals_)
+    def _patterns(self, patches: ByModality, globals_: ByModality, missing: frozenset[str]) -> dict[int, torch.Tensor]:
+        features = self.features(patches, globals_, missing)
         if self.after_neck:
             features = {name: self.heads[name].bottleneck(feature) for name, feature in features.items()}
         original = torch.cat([feature for name, feature in features.items() if name not in ENHANCED], dim=-1)
@@ -153,6 +167,7 @@ def _build_sdtps(cfg: CfgNode, trunk: Trunk) -> MultiModalSDTPS:
     model = cfg.MODEL
     try:
         return MultiModalSDTPS(trunk.width, trunk.num_patches, model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO,
-                               model.SDTPS_USE_GUMBEL, model.SDTPS_GUMBEL_TAU, model.SDTPS_BETA)
+                               model.SDTPS_USE_GUMBEL, model.SDTPS_GUMBEL_TAU, model.SDTPS_BETA,
+                               gumbel_select=model.SDTPS_GUMBEL_SELECT)
     except ValueError as error:
         raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None

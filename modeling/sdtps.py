@@ -28,13 +28,28 @@ def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
         return (similarity - low) / (high - low + 1e-8)
 
 
-def straight_through_mask(score: torch.Tensor, hard: torch.Tensor, tau: float) -> torch.Tensor:
-    """The hard mask forward, the gradient of softmax((score + Gumbel noise) / tau) backward. All (B, N).
+def guides_of(index: int, globals_: tuple[torch.Tensor, ...],
+              missing: tuple[bool, ...]) -> tuple[torch.Tensor, tuple[float, ...]]:
+    """The guides of one modality, the others and then its own, and their weights: globals_ M·(B, C) → (M, B, C), M numbers.
 
-    The noise shapes the gradient, not the choice.
+    The own global counts twice. A missing modality's global, that of an empty picture, does not guide the others; the weights
+    that remain grow so that the guidance keeps its share of the score.
     """
-    noise = -torch.empty_like(score).exponential_().log()
-    soft = ((score + noise) / tau).softmax(dim=-1)
+    others = [other for other in range(len(globals_)) if other != index]
+    weights = [*(0.0 if missing[other] else 1.0 for other in others), 2.0]
+    whole = len(globals_) + 1.0
+    return torch.stack([globals_[i] for i in (*others, index)]), tuple(weight * whole / sum(weights) for weight in weights)
+
+
+def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise -log(E) with E ~ Exp(1) in the shape and type of `like`, always finite, from torch's generator."""
+    # An exponential draw may be exactly 0, whose noise is infinite and its softmax not a number.
+    return -torch.empty_like(like).exponential_().clamp_min(torch.finfo(like.dtype).tiny).log()
+
+
+def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -> torch.Tensor:
+    """The hard mask forward, the gradient of softmax(noisy / tau) backward, noisy = score + Gumbel noise. All (B, N)."""
+    soft = (noisy / tau).softmax(dim=-1)
     return hard + (soft - soft.detach())
 
 
@@ -60,30 +75,37 @@ def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor
 class TokenSparse(nn.Module):
     """Scores one modality's patches and keeps the best; the rest becomes one extra token."""
 
-    def __init__(self, embed_dim: int, keep: int, beta: float, use_gumbel: bool, gumbel_tau: float):
+    def __init__(self, embed_dim: int, keep: int, beta: float, use_gumbel: bool, gumbel_tau: float, gumbel_select: bool):
         super().__init__()
         self.keep, self.beta = keep, beta
-        self.use_gumbel, self.gumbel_tau = use_gumbel, gumbel_tau
+        self.use_gumbel, self.gumbel_tau, self.gumbel_select = use_gumbel, gumbel_tau, gumbel_select
         self.score_predictor = nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(),
                                              nn.Linear(embed_dim // 4, 1))
 
-    def score(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """(1 - 2β)·MLP + β·(others + 2·own): tokens (B, N, C), own (B, C), others (G, B, C) → (B, N) in [0, 1]."""
-        predicted = self.score_predictor(tokens).squeeze(-1).float().sigmoid()
-        guidance = cosine_guidance(tokens, torch.cat([others, own[None]]))
-        return (1 - 2 * self.beta) * predicted + self.beta * (guidance.sum(dim=0) + guidance[-1])  # own counts twice
+    def predict(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The MLP's part of the score: tokens (B, N, C) → (B, N) in [0, 1]."""
+        return self.score_predictor(tokens).squeeze(-1).float().sigmoid()
 
-    def forward(self, tokens: torch.Tensor, own: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def score(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> torch.Tensor:
+        """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
+        guidance = sum(weight * seen for weight, seen in zip(weights, cosine_guidance(tokens, guides)))  # noqa: B905 (3.8)
+        return (1 - 2 * self.beta) * self.predict(tokens) + self.beta * guidance
+
+    def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
         """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
         keep = self.keep
-        score = self.score(tokens, own, others)
-        order = score.detach().argsort(dim=-1, descending=True, stable=True)
+        score = self.score(tokens, guides, weights)
+        has_noise = self.use_gumbel and self.training
+        noisy = score + gumbel_noise(score) if has_noise else score
+        # Choosing by the noisy scores samples without replacement from softmax(score) (Gumbel-top-k, Kool et al. 2019);
+        # otherwise the noise shapes the gradient alone.
+        order = (noisy if self.gumbel_select else score).detach().argsort(dim=-1, descending=True, stable=True)
         ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
         extra = softmax_mean(ordered[:, keep:], score.gather(1, order)[:, keep:].unsqueeze(1))
 
         decision = torch.zeros_like(score).scatter(1, order[:, :keep], 1.0)
-        if self.use_gumbel and self.training:
-            decision = straight_through_mask(score, decision, self.gumbel_tau)
+        if has_noise:
+            decision = straight_through_mask(noisy, decision, self.gumbel_tau)
         return ordered[:, :keep], extra, decision, decision.gather(1, order[:, :keep])
 
 
@@ -106,19 +128,24 @@ class MultiModalSDTPS(nn.Module):
     """SDTPS for RGB, NI and TI: N patches each → ceil(N·sparse) selected → int(N·aggr·sparse) aggregated + 1 extra.
 
     `embed_dim` is C, `num_patches` N; `beta` weighs the guidance, `gumbel_tau` is the temperature of the
-    straight-through softmax, `dim_ratio` the hidden width of the aggregation's MLP over C.
+    straight-through softmax, `dim_ratio` the hidden width of the aggregation's MLP over C. With `gumbel_select` the noise
+    of `use_gumbel` also perturbs which patches are kept in training.
 
-    Raises `ValueError` for a ratio outside (0, 1], a temperature not above 0, or where no aggregated token would remain.
+    Raises `ValueError` for a ratio outside (0, 1], a temperature not above 0, `gumbel_select` without `use_gumbel`, or where
+    no aggregated token would remain.
     """
 
     def __init__(self, embed_dim: int = 512, num_patches: int = 128, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
-                 use_gumbel: bool = False, gumbel_tau: float = 1.0, beta: float = 0.25, dim_ratio: float = 0.2):
+                 use_gumbel: bool = False, gumbel_tau: float = 1.0, beta: float = 0.25, dim_ratio: float = 0.2,
+                 gumbel_select: bool = False):
         super().__init__()
         for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
             if not 0 < value <= 1:
                 raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
         if gumbel_tau <= 0:
             raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
+        if gumbel_select and not use_gumbel:
+            raise ValueError("gumbel_select needs the noise of use_gumbel, which is off.")
         out_tokens = int(num_patches * aggr_ratio * sparse_ratio)
         if out_tokens < 1:
             raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
@@ -126,13 +153,15 @@ class MultiModalSDTPS(nn.Module):
         self.num_patches = num_patches
         self.keep = max(1, math.ceil(num_patches * sparse_ratio))
         for name in STATE_NAMES:
-            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau))
+            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau,
+                                                      gumbel_select))
             setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
 
     def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,
-                RGB_global: torch.Tensor, NI_global: torch.Tensor, TI_global: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                RGB_global: torch.Tensor, NI_global: torch.Tensor, TI_global: torch.Tensor,
+                missing: tuple[bool, ...] = (False, False, False)) -> tuple[torch.Tensor, ...]:
         """Patch tokens (B, N, C) and globals (B, C) of the three modalities → their slimmed tokens (B, N_c + 1, C) and
-        decision masks (B, N), in the order RGB, NI, TI.
+        decision masks (B, N), in the order RGB, NI, TI. The globals of `missing` modalities do not guide the others.
 
         Raises `ValueError` where the number of patches is not the one given at construction.
         """
@@ -140,12 +169,12 @@ class MultiModalSDTPS(nn.Module):
         if any(tokens.shape[1] != self.num_patches for tokens in patches):
             raise ValueError(f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
                              f"for {self.num_patches}.")
-        globals_ = torch.stack([RGB_global, NI_global, TI_global])
+        globals_ = (RGB_global, NI_global, TI_global)
         slimmed, masks = [], []
         for index, name in enumerate(STATE_NAMES):
             tokens = patches[index]
-            others = torch.cat([globals_[:index], globals_[index + 1:]])
-            selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, globals_[index], others)
+            guided = guides_of(index, globals_, missing)
+            selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, *guided)
             aggregated = getattr(self, f"{name}_aggr")(selected, decision)
             slimmed.append(torch.cat([aggregated, extra], dim=1).to(tokens.dtype))
             masks.append(mask)

@@ -19,7 +19,8 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 TRUNK_WIDTH = 64
 SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/profile_flops.py", "tools/draw_curves.py",
-           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/benchmark_fusion.py")
+           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/selection_quality.py",
+           "tools/benchmark_fusion.py")
 ONE_LINE = "error: "
 
 
@@ -46,10 +47,6 @@ def contents(folder):
 
 def records_of(folder):
     return json.loads((folder / "metrics.json").read_text())
-
-
-def without_seconds(records):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
 def table_of(text):

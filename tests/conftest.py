@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# Threads that wait give their core away: the tests run beside processes of their own. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 # The tests import the project from its root and its own helpers from tests/, installed or not.
@@ -48,3 +51,12 @@ def command(monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def one_thread():
+    """In very small products several threads would wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,6 +1,7 @@
 """Reads the steps of docs/plug_in.md and applies them to a source at the places that they name."""
 import ast
 import re
+import shutil
 import textwrap
 from typing import NamedTuple
 
@@ -64,6 +65,28 @@ def apply(source, step):
 def half_of(forward, half):
     branch, = (node for node in forward.body if isinstance(node, ast.If) and ast.unparse(node.test) == "self.training")
     return {"training": branch.body, "evaluation": branch.orelse}[half]
+
+
+def change(checkout):
+    """Make the guide's changes in a copy of HOST; → its example of a configuration.
+
+    Beside the changed model are written: the untouched one, that without step 7, and that with step 5 at a wrong place.
+    """
+    steps, example = read_guide()
+    copied = steps.pop(1)
+    source, target = (word.partition("/")[2] for word in copied.code.split()[1:])
+    assert (copied.place, target) == ("copy the file", copied.file)
+    shutil.copy(ROOT / source, checkout / target)
+
+    other = {step for step in steps.values() if step.file != MODEL_FILE}
+    for step in other:
+        (checkout / step.file).write_text(apply((checkout / step.file).read_text(), step))
+    steps = {number: step for number, step in steps.items() if step not in other}
+    after_fusion = steps[5]._replace(place="after the block `if self.HDM or self.ATM:`")
+    for name, changes in {"make_model": steps, "untouched": {}, "without_7": {**steps, 7: None},
+                          "5_after_fusion": {**steps, 5: after_fusion}}.items():
+        (checkout / "modeling" / f"{name}.py").write_text(model_source(filter(None, changes.values())))
+    return example
 
 
 def model_source(steps):

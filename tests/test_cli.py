@@ -18,7 +18,8 @@ def test_help(script, monkeypatch, capsys):
     assert ended.value.code == 0 and not shown.err
     assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
     flags = {"train_net.py": "--overwrite", "test_net.py": "--weight", "tools/export_features.py": "--split",
-             "tools/profile_flops.py": "--num_class", "tools/draw_ranks.py": "--queries", "tools/draw_tokens.py": "--samples"}
+             "tools/profile_flops.py": "--num_class", "tools/draw_ranks.py": "--queries", "tools/draw_tokens.py": "--samples",
+             "tools/selection_quality.py": "--json"}
     assert flags.get(script, "--help") in shown.out
 
 

@@ -66,6 +66,8 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["SOLVER.IMS_PER_BATCH", "1", "DATALOADER.SAMPLER", "softmax"], ["SOLVER.IMS_PER_BATCH is 1", "BatchNorm", "raise it"]),
     (["DATALOADER.SAMPLER", "random"], ["DATALOADER.SAMPLER", "'random'", "'softmax_triplet' or 'softmax'"]),
     (["MODEL.ATM", "True"], ["MODEL.ATM is True", "MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"]),
+    (["MODEL.SDTPS_GUMBEL_SELECT", "True"], ["MODEL.SDTPS_GUMBEL_SELECT is True", "SDTPS_USE_GUMBEL False",
+                                             "set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False"]),
     (["MODEL.METRIC_LOSS_TYPE", "contrastive"], ["MODEL.METRIC_LOSS_TYPE", "'contrastive'", "'triplet_center'"]),
     (["MODEL.METRIC_LOSS_TYPE", "triplet_centre"], ["MODEL.METRIC_LOSS_TYPE", "the nearest is 'triplet_center'"]),
     (["MODEL.IF_WITH_CENTER", "yes"], ["MODEL.IF_WITH_CENTER is 'yes'", "METRIC_LOSS_TYPE 'triplet' has no center loss",

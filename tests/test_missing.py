@@ -5,6 +5,7 @@ import pytest
 import torch
 from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
 from golden_cases import relative_error
+from reference import sdtps as reference
 from tiny import CAMERAS, random_images, tiny_model
 
 import test_net
@@ -17,6 +18,8 @@ FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 MODELS = pytest.mark.parametrize("opts", [(), ("MODEL.USE_SDTPS", "False", *FUSION, "MODEL.DIRECT", "0"),
                                           (*FUSION, "TEST.NECK_FEAT", "after"), ("MODEL.GLOBAL_LOCAL", "False")],
                                  ids=["SDTPS", "DeMo", "both", "class tokens"])
+GUIDED = pytest.mark.parametrize("is_guided", [True, False], ids=["guided by missing", "not guided by missing"])
+GUIDE = "MODEL.SDTPS_GUIDE_MISSING"
 
 
 def zeroed(images, missing):
@@ -24,10 +27,15 @@ def zeroed(images, missing):
 
 
 @MODELS
+@GUIDED
 @torch.no_grad()
-def test_all_cases_equal_each_alone(opts):
-    """Each as the complete model answers to images of zeros, whatever the cases beside it; two cameras only in the batch."""
-    model = tiny_model(*opts).eval()
+def test_all_cases_equal_each_alone(opts, is_guided):
+    """Whatever the cases beside it, and two cameras only in the batch.
+
+    Where the missing modalities guide the choice of patches, a case is what the complete model answers to images of zeros;
+    where they do not, only what is made without that choice.
+    """
+    model = tiny_model(GUIDE, is_guided, *opts).eval()
     images, _ = random_images(1, batch=5)
     cameras = torch.tensor([3, 1, 1, 3, 1])
     together = model.patterns_of_cases(images, cameras, CASES)
@@ -37,11 +45,53 @@ def test_all_cases_equal_each_alone(opts):
         assert list(patterns) == list(expected) == [1, 2, 3]
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
-            assert relative_error(feature, expected[pattern]) < 1e-5, (missing, pattern)
-            assert relative_error(alone[pattern], expected[pattern]) < 1e-5, (missing, pattern)
+            assert relative_error(alone[pattern], feature) < 1e-5, (missing, pattern)
+            error, is_chosen = relative_error(feature, expected[pattern]), bool(model.sdtps and missing and pattern > 1)
+            assert error > 1e-3 if is_chosen and not is_guided else error < 1e-5, (missing, pattern)
     for place, patterns in enumerate(together):
         for other in together[:place]:
             assert all(relative_error(patterns[pattern], other[pattern]) > 0.001 for pattern in patterns)
+
+
+@torch.no_grad()
+def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not():
+    images, cameras = random_images(4)
+    found = []
+    for is_guided in (True, False):
+        model = tiny_model(GUIDE, is_guided, *FUSION)
+        torch.manual_seed(5)  # HDM has dropout
+        trained = model.train()(images, cameras)
+        complete, *_ = model.eval().patterns_of_cases(images, cameras, CASES)
+        found.append([torch.as_tensor(part) for part in (*trained, *complete.values())])
+    assert len(found[0]) == 3 * 2 + 1 + 3
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@GUIDED
+@pytest.mark.parametrize("missing", CASES[1:], ids=list(MISSING)[1:])
+@torch.no_grad()
+def test_whom_a_missing_modality_guides(missing, is_guided):
+    """Itself in any case, the others by MODEL.SDTPS_GUIDE_MISSING; the tokens come with the choice."""
+    model = tiny_model(GUIDE, is_guided).eval()
+    (patches, globals_), = model.encode_cases(*random_images(5), [missing])
+    others = {modality: torch.randn_like(own) if modality in missing else own for modality, own in globals_.items()}
+    for before, after in zip(model.slim(patches, globals_, missing), model.slim(patches, others, missing), strict=True):
+        for modality in MODALITIES:
+            assert torch.equal(before[modality], after[modality]) != (is_guided or modality in missing), modality
+
+
+@GUIDED
+@pytest.mark.parametrize("miss", ["n", "rt"])
+@torch.no_grad()
+def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
+    model = tiny_model(GUIDE, is_guided, "TEST.MISS", miss).eval()
+    images, cameras = random_images(6, batch=1)
+    patches, globals_ = model.encode(zeroed(images, MISSING[miss]), cameras)
+    unguided = [] if is_guided else [MODALITIES.index(modality) for modality in MISSING[miss]]
+    slimmed, _ = reference.sdtps({name: weight.double() for name, weight in model.sdtps.state_dict().items()},
+                                 *([part[modality].double() for modality in MODALITIES] for part in (patches, globals_)),
+                                 0.5, 0.4, 0.25, missing=unguided)
+    assert relative_error(model(images, cameras, return_pattern=2), torch.cat([part.mean(dim=1) for part in slimmed], 1)) < 1e-5
 
 
 def seen_by(model, call):
@@ -72,13 +122,15 @@ def test_every_image_passes_the_trunk_once(cases):
     assert bool(blank) == any(cases)
 
 
+@GUIDED
 @pytest.mark.parametrize("miss", MISSING)
 @torch.no_grad()
-def test_one_case_by_configuration(miss):
+def test_one_case_by_configuration(miss, is_guided):
     """TEST.MISS acts in evaluation alone, and does not encode the pictures that it hides."""
-    model, complete = tiny_model("TEST.MISS", miss), tiny_model()
+    model, complete = (tiny_model(GUIDE, is_guided, *more) for more in (("TEST.MISS", miss), ()))
     images, cameras = random_images(3)
-    found, expected = model.eval().patterns(images, cameras), complete.eval().patterns(zeroed(images, MISSING[miss]), cameras)
+    found = model.eval().patterns(images, cameras)
+    expected, = complete.eval().patterns_of_cases(images, cameras, [frozenset(MISSING[miss])])
     for pattern, feature in found.items():
         assert relative_error(feature, expected[pattern]) < 1e-5
     assert torch.equal(model(images, cameras, return_pattern=2), found[2])

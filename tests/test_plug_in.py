@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from golden_cases import relative_error
-from plug_in_guide import GUIDE, HOST, MODEL_FILE, apply, model_source, read_guide
+from plug_in_guide import GUIDE, HOST, change, read_guide
 from tiny import CAMERAS, CLASSES, CONFIG, ROOT, tiny_cfg
 
 import test_net
@@ -39,21 +39,7 @@ def tried(tmp_path_factory):
     """What the changed checkout gives, by case; it runs on its own, without this project on the path."""
     folder = tmp_path_factory.mktemp("plug_in")
     checkout = shutil.copytree(HOST, folder / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
-    steps, example = read_guide()
-    copied = steps.pop(1)
-    source, target = (word.partition("/")[2] for word in copied.code.split()[1:])
-    assert (copied.place, target) == ("copy the file", copied.file)
-    shutil.copy(ROOT / source, checkout / target)
-
-    other = {step for step in steps.values() if step.file != MODEL_FILE}
-    for step in other:
-        (checkout / step.file).write_text(apply((checkout / step.file).read_text(), step))
-    steps = {number: step for number, step in steps.items() if step not in other}
-    after_fusion = steps[5]._replace(place="after the block `if self.HDM or self.ATM:`")
-    for name, changes in {"make_model": steps, "untouched": {}, "without_7": {**steps, 7: None},
-                          "5_after_fusion": {**steps, 5: after_fusion}}.items():
-        (checkout / "modeling" / f"{name}.py").write_text(model_source(filter(None, changes.values())))
-
+    example = change(checkout)
     cases = {f"{setting}, {name}": {"module": module, "opts": [*SIZE, *opts, *more]}
              for setting, opts in SETTINGS.items()
              for name, module, more in (("untouched", "untouched", []), ("off", "make_model", []), ("on", "make_model", ON))}
@@ -64,6 +50,7 @@ def tried(tmp_path_factory):
     cases |= {name: {"opts": [*SIZE, *ON, *more], **settings} for name, more, settings in (
         ("Gumbel", ["MODEL.SDTPS_USE_GUMBEL", True], {}),
         ("warm Gumbel", ["MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", 5.0], {}),
+        ("Gumbel selection", ["MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_SELECT", True], {}),
         ("ratios", ["MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1], {}),
         ("bfloat16", ["MODEL.HDM", True], {"precision": "bfloat16"}),
         ("float16", ["MODEL.HDM", True], {"precision": "float16"}),
@@ -103,7 +90,7 @@ def test_the_changed_checkout_stands_alone(tried):
 def test_keys(tried):
     defaults = load_cfg(CONFIG.with_name("Baseline.yml")).MODEL
     added = {name for name in tried["defaults"] if "SDTPS" in name}
-    assert added == {name for name in defaults if "SDTPS" in name} - {"SDTPS_LOSS_WEIGHT"}
+    assert added == {name for name in defaults if "SDTPS" in name} - {"SDTPS_LOSS_WEIGHT", "SDTPS_GUIDE_MISSING"}
     assert {name: tried["defaults"][name] for name in added} == {name: defaults[name] for name in added}
 
 
@@ -278,6 +265,14 @@ def test_gumbel(results):
         assert not torch.equal(one, other)
         assert not torch.equal(other, third)
         assert max(other.norm(), third.norm()) < 10 * one.norm()
+
+
+def test_gumbel_selection(results):
+    """Other patches in training, the best as before in evaluation."""
+    (_, plain, *rest), (_, selected, *same) = (results[case]["outputs"] for case in ("direct 1, on", "Gumbel selection"))
+    assert plain.shape == selected.shape and not torch.equal(plain, selected)
+    assert_identical(rest, same)
+    assert_identical(*(results[case]["patterns"].values() for case in ("direct 1, on", "Gumbel selection")))
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "float16", "bfloat16 with Gumbel"])

@@ -14,7 +14,6 @@ from commands import (
     processes,
     records_of,
     table_of,
-    without_seconds,
     words_for,
 )
 from PIL import Image
@@ -40,10 +39,10 @@ def trained(tiny_root, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_leaves_its_files(trained):
-    for name in ("config.yml", "metrics.json", "last.pth", "best.pth", "log.txt"):
+    for name in ("config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"):
         assert (trained[0] / name).stat().st_size > 0
     left = {path.name for path in trained[0].iterdir() if not path.name.startswith("events.out.tfevents.")}
-    assert left == {"config.yml", "metrics.json", "last.pth", "best.pth", "log.txt"}
+    assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 
 
 @pytest.mark.slow
@@ -58,7 +57,7 @@ def test_metrics_hold_every_evaluation(trained):
             assert values["mAP"] > 0 and values["Rank-1"] <= values["Rank-5"] <= values["Rank-10"]
     assert set(records[0]) == {"epoch", "patterns"}
     for record in records[1:]:
-        assert record["loss"] > 0 and record["lr"] > 0 and record["seconds"] > 0 and 0 <= record["accuracy"] <= 1
+        assert record["loss"] > 0 and record["lr"] > 0 and 0 <= record["accuracy"] <= 1
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
@@ -94,14 +93,6 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
             assert (event.step, event.value) == (2, pytest.approx(value, abs=1e-6))
     assert board.Scalars("train/loss")[-1].value == pytest.approx(last["loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_numbers_whatever_the_processes(trained):
-    first, second = map(records_of, trained)
-    assert without_seconds(first) == without_seconds(second)
-    weights = [torch.load(folder / "last.pth", weights_only=True)["model"] for folder in trained]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.fixture(scope="module")

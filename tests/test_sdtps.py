@@ -1,6 +1,7 @@
-"""SDTPS against a slow version of itself, its straight-through gradient, and its errors."""
+"""SDTPS against a slow version of itself, what guides the choice, and its errors; test_gumbel.py has the noise."""
 import ast
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from golden_cases import relative_error
 from reference import sdtps as reference
 
 from modeling import sdtps
-from modeling.sdtps import MultiModalSDTPS, cosine_guidance, straight_through_mask
+from modeling.sdtps import MultiModalSDTPS, cosine_guidance, guides_of
 
 # seed, batch, patches, width, sparse ratio, aggregation ratio, beta
 SHAPES = [
@@ -20,16 +21,15 @@ SHAPES = [
     (5, 2, 11, 20, 0.75, 0.5, 0.5),
     (6, 2, 11, 12, 0.1, 1.0, 0.1),
 ]
-GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 
 
-def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False, tau=1.0):
-    """A module whose parameters are all random, norms, biases and scales too."""
+def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False, tau=1.0, select=False, stir=0.3):
+    """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
     torch.manual_seed(seed)
-    module = MultiModalSDTPS(width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta)
+    module = MultiModalSDTPS(width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(stir * torch.randn_like(parameter))
     return module
 
 
@@ -40,10 +40,10 @@ def draw(seed, batch, patches, width):
             [torch.randn(batch, width, generator=generator).requires_grad_() for _ in range(3)])
 
 
-def draw_noises(seed, batch, patches):
+def draw_noises(seed, batch, patches, dtype=torch.float32):
     """The noise that a training forward draws after `torch.manual_seed(seed)`: -log of exponentials, one modality at a time."""
     torch.manual_seed(seed)
-    return [-torch.empty(batch, patches).exponential_().log() for _ in range(3)]
+    return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
 
 def probed(seed, outputs):
@@ -52,20 +52,21 @@ def probed(seed, outputs):
     return sum((output * torch.randn(output.shape, generator=generator).to(output.dtype)).sum() for output in outputs)
 
 
-def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None):
-    """Values and gradients of a training forward, with Gumbel noise where `tau` is given."""
-    module = build(seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0)
+def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()):
+    """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → the masks."""
+    module = build(seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select)
     tokens, globals_ = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
     torch.manual_seed(seed + 200)
-    outputs = module(*tokens, *globals_)
+    outputs = module(*tokens, *globals_, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
     probed(seed, probed_outputs).backward()
 
     exact = {name: parameter.detach().double().requires_grad_() for name, parameter in module.named_parameters()}
     exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
     slimmed, masks = reference.sdtps(exact, exact_tokens, [tensor.detach().double() for tensor in globals_], sparse_ratio,
-                                     aggr_ratio, beta, tau, noises and [noise.double() for noise in noises])
+                                     aggr_ratio, beta, tau, noises and [noise.double() for noise in noises], select,
+                                     missing)
     probed(seed, [*slimmed, *masks][:len(probed_outputs)]).backward()
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
@@ -76,6 +77,7 @@ def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio,
     exact |= {f"tokens {index}": tensor for index, tensor in enumerate(exact_tokens)}
     assert_gradients_equal(found, {name: tensor.grad for name, tensor in exact.items()})
     assert all(tensor.grad is None for tensor in globals_)
+    return outputs[3:]
 
 
 def assert_gradients_equal(found, expected):
@@ -98,10 +100,42 @@ def test_values_and_gradients(shape):
     assert_like_reference(*shape)
 
 
-@pytest.mark.parametrize("shape", GUMBEL_SHAPES, ids=str)
-def test_values_and_gradients_with_gumbel(shape):
-    """Masks included: the gradient that they carry is that of the soft mask under the same noise."""
-    assert_like_reference(*shape)
+@pytest.mark.parametrize("missing", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
+def test_values_and_gradients_with_missing_modalities(missing):
+    """Exactly the modalities that lose a guide keep other patches than with all three globals."""
+    with_all, masks = (assert_like_reference(31, 3, 13, 20, 0.5, 0.4, 0.25, missing=places) for places in ((), missing))
+    for place, (one, other) in enumerate(zip(with_all, masks, strict=True)):
+        assert torch.equal(one, other) == (set(missing) <= {place})
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_weights_of_the_guides(index):
+    """A modality's own global counts, and twice as much as another, whether it is missing or not; the sum is always 4."""
+    globals_ = draw(32, 2, 1, 5)[1]
+    first, second = others = [other for other in range(3) if other != index]
+    expected = {(): (1, 1, 2), (first,): (0, 4 / 3, 8 / 3), (second,): (4 / 3, 0, 8 / 3), (first, second): (0, 0, 4)}
+    for missing in product((False, True), repeat=3):
+        guides, weights = guides_of(index, globals_, missing)
+        assert torch.equal(guides, torch.stack([globals_[place] for place in (first, second, index)]))
+        assert weights == pytest.approx(expected[tuple(other for other in others if missing[other])], rel=1e-12)
+        assert sum(weights) == pytest.approx(4, rel=1e-12)
+        if not (missing[first] or missing[second]):
+            assert weights == (1, 1, 2), "complete triplets compute what they always did, to the last bit"
+
+
+def test_a_missing_modality_guides_itself_alone():
+    """The masks, and with them the tokens, see a missing modality's global in its own choice and in no other."""
+    module = build(33, 16, 20, 0.5, 0.4, 0.25).eval()
+    tokens, globals_ = draw(34, 3, 16, 20)
+    for place in range(3):
+        others = [torch.randn(3, 20) if index == place else own for index, own in enumerate(globals_)]
+        for missing in (None, place):
+            told = tuple(index == missing for index in range(3))
+            one, other = (module(*tokens, *given, missing=told) for given in (globals_, others))
+            for index in range(3):
+                is_guided = missing is None or index == place
+                assert torch.equal(one[3 + index], other[3 + index]) != is_guided
+                assert torch.equal(one[index], other[index]) != is_guided
 
 
 def test_nothing_dropped_leaves_an_extra_token_of_zeros():
@@ -137,118 +171,6 @@ def test_guidance_has_no_gradient_and_spans_0_to_1():
     assert torch.allclose(guidance.amax(dim=-1), torch.ones(3, 2))
 
 
-@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_gumbel_leaves_the_forward_alone(precision, tau):
-    plain, gumbel = (build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True))
-    tokens, globals_ = draw(12, 3, 16, 20)
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        expected, found = plain(*tokens, *globals_), gumbel(*tokens, *globals_)
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one, other)
-    for mask in found[3:]:
-        assert mask.requires_grad
-        assert mask.sum(dim=1).eq(8).all()
-        assert ((mask == 0) | (mask == 1)).all()
-
-
-def test_gumbel_gradients_are_finite_in_half_precision():
-    module = build(13, 16, 20, 0.5, 0.4, 0.25, use_gumbel=True)
-    tokens, globals_ = draw(14, 3, 16, 20)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = module(*tokens, *globals_)
-    probed(15, outputs).backward()
-    assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *module.parameters()))
-
-
-@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
-def test_mask_gradient_by_finite_differences(tau):
-    generator = torch.Generator().manual_seed(16)
-    score = torch.rand(7, generator=generator, dtype=torch.float64)
-    probe = torch.randn(7, generator=generator, dtype=torch.float64)
-    hard = (score > score.median()).double()[None]
-    torch.manual_seed(17)
-    noise = -torch.empty(1, 7, dtype=torch.float64).exponential_().log()
-
-    leaf = score[None].clone().requires_grad_()
-    torch.manual_seed(17)
-    mask = straight_through_mask(leaf, hard, tau)
-    (mask * probe).sum().backward()
-    assert torch.equal(mask.detach(), hard)
-
-    step = 1e-6
-    for index in range(7):
-        moved = []
-        for sign in (1, -1):
-            shifted = score.clone()
-            shifted[index] += sign * step
-            soft = torch.stack(reference.soft_decision(shifted, noise[0], tau))
-            moved.append(float(soft @ probe))
-        assert float(leaf.grad[0, index]) == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-5, abs=1e-8)
-
-
-def score_gradients(use_gumbel, sparse_ratio, tau=1.0):
-    module = build(18, 16, 20, sparse_ratio, 0.4, 0.25, use_gumbel, tau)
-    tokens, globals_ = draw(19, 3, 16, 20)
-    torch.manual_seed(20)
-    probed(21, module(*tokens, *globals_)[:3]).backward()
-    scorers = [parameter for name, parameter in module.named_parameters() if "score_predictor" in name]
-    return [torch.zeros(()) if parameter.grad is None else parameter.grad for parameter in scorers], tokens
-
-
-def test_only_gumbel_reaches_the_scores_where_nothing_is_dropped():
-    assert all(gradient.eq(0).all() for gradient in score_gradients(use_gumbel=False, sparse_ratio=1.0)[0])
-    assert all(gradient.norm() > 1e-6 for gradient in score_gradients(use_gumbel=True, sparse_ratio=1.0)[0])
-
-
-def norm(tensors):
-    return float(flat(tensors).norm())
-
-
-@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
-def test_gumbel_gradients_keep_their_size(tau):
-    (plain_scores, plain_tokens), (scores, tokens) = (score_gradients(use_gumbel, 0.5, tau) for use_gumbel in (False, True))
-    assert norm(scores) < 10 * norm(plain_scores)
-    assert norm([tensor.grad for tensor in tokens]) < 10 * norm([tensor.grad for tensor in plain_tokens])
-
-
-def test_the_known_explosion_would_be_noticed():
-    """Subtracting (1 - D)·1e10 gives the same tokens and gradients a hundred thousand times larger and more."""
-    module = build(22, 12, 20, 0.5, 0.5, 0.25, use_gumbel=True)
-    tokens, globals_ = draw(23, 1, 12, 20)
-    noises = draw_noises(24, 1, 12)
-    torch.manual_seed(24)
-    slimmed = module(*tokens, *globals_)[:3]
-    probed(25, slimmed).backward()
-
-    exploding = [tensor.detach().double().requires_grad_() for tensor in tokens]
-    weights = {name: parameter.detach().double() for name, parameter in module.named_parameters()}
-    same, _ = reference.sdtps(weights, exploding, [tensor.detach().double() for tensor in globals_], 0.5, 0.5, 0.25,
-                              1.0, [noise.double() for noise in noises], penalty=True)
-    probed(25, same).backward()
-    assert max(relative_error(found, expected.detach()) for found, expected in zip(slimmed, same, strict=True)) < 1e-5
-    assert norm([tensor.grad for tensor in exploding]) > 1e5 * norm([tensor.grad for tensor in tokens])
-
-
-def test_noise_is_drawn_in_training_and_not_in_evaluation():
-    module = build(26, 16, 20, 0.5, 0.4, 0.25, use_gumbel=True)
-    tokens, globals_ = draw(27, 2, 16, 20)
-
-    def mask_gradient():
-        mask = module(*tokens, *globals_)[3]
-        return torch.autograd.grad((mask * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight)[0]
-
-    assert not torch.equal(mask_gradient(), mask_gradient())
-
-    module.eval()
-    torch.manual_seed(28)
-    state = torch.get_rng_state()
-    first, second = module(*tokens, *globals_), module(*tokens, *globals_)
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    assert not any(mask.requires_grad for mask in first[3:])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("name", ["sparse_ratio", "aggr_ratio"])
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, float("nan")])
 def test_ratio_outside_its_range(name, value):
@@ -260,6 +182,11 @@ def test_ratios_that_leave_no_aggregated_token():
     with pytest.raises(ValueError, match="below one token"):
         MultiModalSDTPS(20, 16, sparse_ratio=0.25, aggr_ratio=0.2)
     MultiModalSDTPS(20, 16, sparse_ratio=0.25, aggr_ratio=0.25)  # exactly one
+
+
+def test_choosing_by_the_noise_needs_the_noise():
+    with pytest.raises(ValueError, match=r"gumbel_select.*use_gumbel"):
+        MultiModalSDTPS(20, 16, gumbel_select=True)
 
 
 @pytest.mark.parametrize("modality", range(3))

@@ -20,14 +20,7 @@ STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")
 """An epoch that leaves the model as it starts."""
 IDENTITIES = 6
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """In such small products several would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ def read_records(folder: Path) -> list[dict]:
     """The records of a run's metrics.json. Raises `UserError` where there is none."""
     try:
         records = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        for record in records:
-            _ = record["epoch"], [record["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS]
+        evaluated = [[record["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS]
+                     for record in records if "patterns" in record]
+        _ = [record["epoch"] for record in records]
     except (OSError, ValueError, LookupError, TypeError):
-        records = []
-    if not records:
+        evaluated = []
+    if not evaluated:
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
                         "training.")
     return records
@@ -48,10 +49,11 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     accuracy.set_ylabel("training accuracy (%)", color="tab:orange")
     accuracy.set_ylim(0, 100)
 
-    epochs = [record["epoch"] for record in records]
+    evaluated = [record for record in records if "patterns" in record]
+    epochs = [record["epoch"] for record in evaluated]
     for pattern, colour in zip(RETURN_PATTERNS, ("tab:blue", "tab:green", "tab:red"), strict=True):
         for name, style in (("mAP", "-"), ("Rank-1", ":")):
-            values = [100 * record["patterns"][str(pattern)][name] for record in records]
+            values = [100 * record["patterns"][str(pattern)][name] for record in evaluated]
             right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)

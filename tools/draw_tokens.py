@@ -65,8 +65,9 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
     if isinstance(batch, UserError):
         raise batch
     device = next(model.parameters()).device
-    images = {modality: image.to(device) * (modality not in model.missing) for modality, image in batch[0].items()}
-    masks = model.slim(*model.encode(images, batch[2].to(device)))[1]
+    images = {modality: image.to(device) for modality, image in batch[0].items()}
+    (seen,) = model.encode_cases(images, batch[2].to(device), [model.missing])
+    masks = model.slim(*seen, model.missing)[1]
     grid, size = model.trunk.grid_size, tuple(cfg.INPUT.SIZE_TEST)
     return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
 

@@ -2,6 +2,7 @@
 import torch
 from pytest import approx
 
+from config import MODALITIES
 from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, model_of
 from engine.optim import make_optimizer
 from modeling.losses import total_loss
@@ -158,3 +159,26 @@ def the_masks_gradient_is_felt(cfg):
     masks = slimmed(model, cfg)[1]
     (masks * torch.randn_like(masks)).sum().backward()
     return float(model.sdtps.rgb_sparse.score_predictor[2].weight.grad.norm()) > 1e-5
+
+
+@effect("MODEL.SDTPS_GUMBEL_SELECT", {"False": [True, True], "True": [False, True]}, "MODEL.SDTPS_USE_GUMBEL", "True")
+@torch.no_grad()
+def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
+    model = model_of(cfg).eval()
+    patches, globals_ = model.encode(*images_of(cfg))
+    found = []
+    for is_training in (True, False):
+        model.sdtps.train(is_training)
+        first, second = (model.slim(patches, globals_)[1]["TI"] for _ in range(2))
+        found.append(torch.equal(first, second))
+    return found
+
+
+@effect("MODEL.SDTPS_GUIDE_MISSING", {"True": {*MODALITIES}, "False": {"NI"}}, "TEST.MISS", "n")
+@torch.no_grad()
+def whose_choice_follows_the_missing_modalitys_global(cfg):
+    model = model_of(cfg).eval()
+    patches, globals_ = model.encode(*images_of(cfg))
+    others = {**globals_, "NI": torch.randn_like(globals_["NI"])}
+    before, after = (model.slim(patches, given, model.missing)[1] for given in (globals_, others))
+    return {modality for modality in MODALITIES if not torch.equal(before[modality], after[modality])}

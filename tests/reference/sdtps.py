@@ -1,30 +1,64 @@
 """SDTPS one modality, sample and patch at a time (spec 4)."""
 import math
+from itertools import permutations
 
 import torch
 
 STATE_NAMES = ("rgb", "nir", "tir")
 
 
-def sdtps(weights, tokens, globals_, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, penalty=False):
+def sdtps(weights, tokens, globals_, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=()):
     """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities.
 
     weights: the state dict; tokens [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the
-    Gumbel noise of a training forward, None where there is none. With `penalty` the decision is subtracted from the
-    logits as (1 - D)·1e10, the form that explodes, instead of multiplying the exponentials.
+    Gumbel noise of a training forward, None where there is none; with `select` the patches are chosen by it as well. The
+    places in `missing` are those of the modalities that guide no other.
     """
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
-        own = {key.removeprefix(f"{name}_"): value for key, value in weights.items() if key.startswith(f"{name}_")}
-        others = [other for other in range(3) if other != index]
+        own, patches = weights_of(weights, name), tokens[index]
         samples = []
-        for sample in range(len(tokens[index])):
+        for sample in range(len(patches)):
+            scores = _scores(own, patches[sample], index, [guide[sample] for guide in globals_], beta, missing)
             noise = None if noises is None else noises[index][sample]
-            guides = [globals_[modality][sample] for modality in (index, *others)]
-            samples.append(_slim(own, tokens[index][sample], guides, sparse_ratio, aggr_ratio, beta, tau, noise, penalty))
-        slimmed.append(torch.stack([tokens for tokens, _ in samples]))
+            kept, dropped = choose([scores[i] + noise[i] for i in range(len(scores))] if select else scores, sparse_ratio)
+            decision = [torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))]
+            if noise is not None:
+                soft = soft_decision(scores, noise, tau)
+                decision = [hard + (value - value.detach()) for hard, value in zip(decision, soft, strict=True)]
+            samples.append((slim(own, patches[sample], scores, kept, dropped, decision,
+                                 int(len(scores) * aggr_ratio * sparse_ratio)), torch.stack(decision)))
+        slimmed.append(torch.stack([merged for merged, _ in samples]))
         masks.append(torch.stack([mask for _, mask in samples]))
     return slimmed, masks
+
+
+def weights_of(weights, name):
+    """The part of the state dict that belongs to one modality, by the names without its prefix."""
+    return {key.removeprefix(f"{name}_"): value for key, value in weights.items() if key.startswith(f"{name}_")}
+
+
+def choose(values, sparse_ratio):
+    """The places of the largest values, largest first, and those of the others."""
+    best_first = sorted(range(len(values)), key=lambda i: -values[i].item())
+    keep = max(1, math.ceil(len(values) * sparse_ratio))
+    return best_first[:keep], best_first[keep:]
+
+
+def slim(own, patches, scores, kept, dropped, decision, out_tokens):
+    """One sample's patches (N, C) → aggregated tokens and the extra one (out_tokens + 1, C)."""
+    extra = torch.zeros(patches.shape[1], dtype=patches.dtype)
+    if dropped:
+        for share, i in zip(softmax([scores[i] for i in dropped]), dropped, strict=True):
+            extra = extra + share * patches[i]
+
+    logits = [_aggregation_logits(own, patches[i]) for i in kept]
+    aggregated = []
+    for c in range(out_tokens):
+        powers = [decision[i] * torch.exp(logit[c]) for logit, i in zip(logits, kept, strict=True)]
+        total = sum(powers)
+        aggregated.append(sum(power / total * patches[i] for power, i in zip(powers, kept, strict=True)))
+    return torch.stack([*aggregated, extra])
 
 
 def soft_decision(scores, noise, tau):
@@ -38,37 +72,27 @@ def softmax(values):
     return [power / sum(powers) for power in powers]
 
 
-def _slim(own, patches, guides, sparse_ratio, aggr_ratio, beta, tau, noise, penalty):
-    count, width = patches.shape
+def plackett_luce(scores, keep):
+    """{choice, in its order: probability} where one patch after the other is drawn, without replacement and with a chance
+    proportional to exp(score) among those that are left."""
+    chances = {}
+    for choice in permutations(range(len(scores)), keep):
+        left = [math.exp(score) for score in scores]
+        chances[choice] = 1.0
+        for place in choice:
+            chances[choice] *= left[place] / sum(left)
+            left[place] = 0.0
+    return chances
+
+
+def _scores(own, patches, index, guides, beta, missing):
+    """The own global counts twice, the others once or, if missing, not at all; together they count as four."""
+    counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
     with torch.no_grad():
-        s_im, s_a, s_b = ([_cosine(patch, guide) for patch in patches] for guide in guides)
-        s_im, s_a, s_b = _min_max(s_im), _min_max(s_a), _min_max(s_b)
-    scores = [(1 - 2 * beta) * _predict(own, patches[i]) + beta * (s_a[i] + s_b[i] + 2 * s_im[i]) for i in range(count)]
-
-    best_first = sorted(range(count), key=lambda i: -scores[i].item())
-    keep = max(1, math.ceil(count * sparse_ratio))
-    selected, dropped = best_first[:keep], best_first[keep:]
-
-    extra = torch.zeros(width, dtype=patches.dtype)
-    if dropped:
-        for share, i in zip(softmax([scores[i] for i in dropped]), dropped, strict=True):
-            extra = extra + share * patches[i]
-
-    decision = [torch.tensor(float(i in selected), dtype=patches.dtype) for i in range(count)]
-    if noise is not None:
-        soft = soft_decision(scores, noise, tau)
-        decision = [hard + (value - value.detach()) for hard, value in zip(decision, soft, strict=True)]
-
-    logits = [_aggregation_logits(own, patches[i]) for i in selected]
-    out_tokens = []
-    for c in range(int(count * aggr_ratio * sparse_ratio)):
-        if penalty:
-            shares = softmax([logit[c] - (1 - decision[i]) * 1e10 for logit, i in zip(logits, selected, strict=True)])
-        else:
-            powers = [decision[i] * torch.exp(logit[c]) for logit, i in zip(logits, selected, strict=True)]
-            shares = [power / sum(powers) for power in powers]
-        out_tokens.append(sum(share * patches[i] for share, i in zip(shares, selected, strict=True)))
-    return torch.stack([*out_tokens, extra]), torch.stack(decision)
+        seen = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
+    return [(1 - 2 * beta) * _predict(own, patch)
+            + beta * 4 * sum(count * values[i] for count, values in zip(counts, seen, strict=True)) / sum(counts)
+            for i, patch in enumerate(patches)]
 
 
 def _cosine(first, second):

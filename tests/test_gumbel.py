@@ -1,0 +1,296 @@
+"""SDTPS's Gumbel noise: what it leaves alone, the size and value of its straight-through gradient, and choosing by it."""
+import math
+from itertools import product
+from unittest import mock
+
+import pytest
+import torch
+from golden_cases import relative_error
+from reference import sdtps as reference
+from reference import train_1e10 as exploding
+from test_sdtps import SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
+
+from modeling import sdtps
+from modeling.heads import BNNeck
+from modeling.losses import identity_loss
+from modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
+TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+SELECTS = pytest.mark.parametrize("select", [False, True], ids=["gradient", "select"])
+
+
+@pytest.mark.parametrize("missing", [(), (1,)], ids=["complete", "NI missing"])
+@SELECTS
+@pytest.mark.parametrize("shape", GUMBEL_SHAPES, ids=str)
+def test_values_and_gradients_with_gumbel(shape, select, missing):
+    assert_like_reference(*shape, select=select, missing=missing)
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["autocast", "cast"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@TAUS
+def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
+    """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
+    stay finite there."""
+    plain, gumbel = (build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True))
+    tokens, globals_ = draw(12, 3, 16, 20)
+    if is_cast:
+        plain, gumbel = plain.to(precision), gumbel.to(precision)
+        tokens, globals_ = ([tensor.detach().to(precision).requires_grad_() for tensor in part] for part in (tokens, globals_))
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
+        expected, found = plain(*tokens, *globals_), gumbel(*tokens, *globals_)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    for slimmed in found[:3]:
+        assert slimmed.dtype == tokens[0].dtype
+    for mask in found[3:]:
+        assert mask.requires_grad
+        assert mask.sum(dim=1).eq(8).all()
+        assert ((mask == 0) | (mask == 1)).all()
+
+    probed(15, found).backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
+
+
+def cross_entropy(seed, slimmed):
+    """The identity loss of the SDTPS feature, the mean over the tokens, through a new head."""
+    feature = torch.cat([tokens.mean(dim=1) for tokens in slimmed], dim=-1)
+    torch.manual_seed(seed)
+    return identity_loss(BNNeck(feature.shape[1], 2)(feature), torch.tensor([0, 0, 1, 1]))
+
+
+# batch, patches, width, how far the weights are from their start, loss
+SIZES = {"probe": (3, 16, 20, 0.3, probed), "as in training": (4, 128, 64, 0.0, cross_entropy)}
+
+
+def gradient_norms(size, *gumbel):
+    """Norms of the gradients at the tokens and at the score MLP, each over 8 batches together."""
+    batch, patches, width, stir, loss = SIZES[size]
+    at_tokens, at_scorers = [], []
+    for seed in range(8):
+        module = build(seed, patches, width, 0.5, 0.4, 0.25, *gumbel, stir=stir)
+        tokens, globals_ = draw(seed + 100, batch, patches, width)
+        torch.manual_seed(seed + 200)
+        loss(seed + 300, module(*tokens, *globals_)[:3]).backward()
+        at_tokens += [tensor.grad for tensor in tokens]
+        at_scorers += [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
+    return flat(at_tokens).norm(), flat(at_scorers).norm()
+
+
+def growth(size, tau, select, aggregate):
+    """How many times larger the gradients are with Gumbel than without it, at the tokens and at the score MLP."""
+    with mock.patch.object(sdtps, "aggregate", aggregate):
+        plain, gumbel = gradient_norms(size), gradient_norms(size, True, tau, select)
+    return [float(one / other) for one, other in zip(gumbel, plain, strict=True)]
+
+
+@TAUS
+@SELECTS
+@pytest.mark.parametrize("size", SIZES)
+def test_gumbel_gradients_keep_their_size(size, select, tau):
+    """And the form that subtracts (1 - D)·1e10 does not, by the same measure: a return to it would be noticed.
+
+    Of several batches, as at tau 0.1 the softmax is almost one patch, which may be one that matters.
+    """
+    assert all(0.1 < ratio < 10 for ratio in growth(size, tau, select, sdtps.aggregate))
+    assert all(1e5 < ratio < 1e12 for ratio in growth(size, tau, select, exploding.aggregate))
+
+
+def test_the_exploding_form_gives_the_same_tokens():
+    generator = torch.Generator().manual_seed(16)
+    tokens, logits = (torch.randn(2, *shape, generator=generator) for shape in ((7, 20), (3, 7)))
+    decision = (torch.arange(7) % 3 > 0).float().expand(2, 7)
+    found, expected = (aggregate(tokens, logits, decision) for aggregate in (exploding.aggregate, sdtps.aggregate))
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_only_gumbel_reaches_the_scores_where_nothing_is_dropped():
+    def gradients(use_gumbel):
+        module = build(18, 16, 20, 1.0, 0.4, 0.25, use_gumbel)
+        tokens, globals_ = draw(19, 3, 16, 20)
+        probed(21, module(*tokens, *globals_)[:3]).backward()
+        return [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
+
+    assert all(gradient.eq(0).all() for gradient in gradients(use_gumbel=False))
+    assert all(gradient.norm() > 1e-6 for gradient in gradients(use_gumbel=True))
+
+
+def central_differences(function, point):
+    """The derivatives of `function` at `point` (N,), stacked: two values for each of its numbers."""
+    step = 1e-6 * torch.eye(len(point), dtype=point.dtype)
+    return torch.stack([(function(point + move) - function(point - move)) / 2e-6 for move in step])
+
+
+@TAUS
+def test_mask_gradient_by_finite_differences(tau):
+    """Forward the hard mask; backward softmax((score + noise) / tau), the noise being given."""
+    generator = torch.Generator().manual_seed(16)
+    score, probe = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(2))
+    noise = draw_noises(17, 1, 7, torch.float64)[0]
+    hard = (score > score.median()).double()[None]
+
+    leaf = score[None].clone().requires_grad_()
+    mask = straight_through_mask(leaf + noise, hard, tau)
+    (mask * probe).sum().backward()
+    assert torch.equal(mask.detach(), hard)
+    expected = central_differences(lambda moved: torch.stack(reference.soft_decision(moved, noise[0], tau)) @ probe, score)
+    assert relative_error(leaf.grad[0], expected) < 1e-6
+
+
+def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
+    """The slimmed tokens by a mask that moves: hard + softmax((moved score + noise) / tau) - softmax((score + noise) / tau).
+
+    At the score they are the module's, and their derivative, which can be measured, is what the module has backward.
+    """
+    start = reference.soft_decision(score, noise, tau)
+
+    def slimmed(moved):
+        soft = reference.soft_decision(moved, noise, tau)
+        decision = [(place in kept) + soft[place] - start[place] for place in range(len(patches))]
+        return reference.slim(own, patches, moved, kept, dropped, decision, out_tokens)
+
+    return slimmed
+
+
+@TAUS
+@SELECTS
+def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
+    """The whole way from the scores through mask and aggregation, in float64."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the module computes its softmaxes in float32
+    batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
+    module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
+    tokens, globals_ = ([tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width))
+    scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    waiting = iter(scores)
+    monkeypatch.setattr(TokenSparse, "score", lambda *_: next(waiting))
+    noises = draw_noises(53, batch, patches, torch.float64)
+    torch.manual_seed(53)
+    outputs = module(*tokens, *globals_)[:3]
+    probes = [torch.randn_like(output) for output in outputs]
+    sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)).backward()
+
+    found, expected = {"kept": [], "dropped": []}, {"kept": [], "dropped": []}
+    for index, sample in product(range(3), range(batch)):
+        score, noise, probe = scores[index][sample].detach(), noises[index][sample], probes[index][sample]
+        kept, dropped = reference.choose(score + noise if select else score, sparse_ratio)
+        own = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
+        slimmed = continuous(own, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1)
+        assert relative_error(outputs[index][sample], slimmed(score)) < 1e-9
+        by_differences = (central_differences(slimmed, score) * probe).sum(dim=(1, 2))
+        for part, places in (("kept", kept), ("dropped", dropped)):
+            found[part].append(scores[index].grad[sample][places])
+            expected[part].append(by_differences[places])
+    for part in found:
+        assert relative_error(flat(found[part]), flat(expected[part])) < 1e-6, part
+
+
+def test_selection_differs_between_draws_and_keeps_the_count():
+    module = build(61, 16, 20, 0.5, 0.4, 0.25, True, select=True)
+    tokens, globals_ = draw(62, 3, 16, 20)
+    torch.manual_seed(63)
+    drawn = [module(*tokens, *globals_)[3:] for _ in range(4)]
+    drawn.append(module.eval()(*tokens, *globals_)[3:])
+    for place, masks in enumerate(drawn):
+        for modality, mask in enumerate(masks):
+            assert ((mask == 0) | (mask == 1)).all() and mask.sum(dim=1).eq(8).all()
+            assert not any(torch.equal(mask, others[modality]) for others in drawn[:place])
+
+
+def test_selection_is_sampling_without_replacement():
+    """The patches come one after the other with chances as exp(score) among those left (Plackett and Luce).
+
+    A count of n draws has the standard deviation √(n p (1 - p)); five of them leave one false alarm in a million.
+    """
+    draws, patches, keep = 100_000, 5, 2
+    module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
+    tokens, globals_ = draw(65, 1, patches, 20)
+    guides, weights = torch.stack(globals_), (1.0, 1.0, 2.0)
+    chances = reference.plackett_luce(module.rgb_sparse.score(tokens[0], guides, weights)[0].tolist(), keep)
+    assert len(chances) == 20 and sum(chances.values()) == pytest.approx(1)
+    assert max(chances.values()) > 5 * min(chances.values()), "uniform draws would be another distribution"
+
+    torch.manual_seed(66)
+    with torch.no_grad():
+        selected, _, masks, _ = module.rgb_sparse(tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights)
+    places = (selected[:, :, None] == tokens[0][:, None]).all(dim=-1).int().argmax(dim=-1)
+    found = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
+    assert sum(found.values()) == draws
+
+    def is_near(count, chance):
+        return abs(count - draws * chance) < 5 * math.sqrt(draws * chance * (1 - chance))
+
+    assert all(is_near(found[choice], chance) for choice, chance in chances.items())
+    for patch in range(patches):
+        first = sum(chance for choice, chance in chances.items() if choice[0] == patch)
+        among = sum(chance for choice, chance in chances.items() if patch in choice)
+        assert is_near(int((places[:, 0] == patch).sum()), first)
+        assert is_near(int(masks[:, patch].sum()), among)
+
+
+@SELECTS
+def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
+    plain, gumbel = (build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select)))
+    tokens, globals_ = draw(27, 2, 16, 20)
+    torch.manual_seed(28)
+    state = torch.get_rng_state()
+    expected, first, second = (module(*tokens, *globals_) for module in (plain, gumbel, gumbel))
+    assert torch.equal(torch.get_rng_state(), state)
+    for outputs in (first, second):
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert not any(mask.requires_grad for mask in first[3:])
+
+
+@SELECTS
+def test_the_noise_follows_from_the_runs_seed(select):
+    module = build(29, 16, 20, 0.5, 0.4, 0.25, True, select=select)
+    tokens, globals_ = draw(30, 2, 16, 20)
+
+    def drawn(seed):
+        """→ the masks' gradient at the score MLP, and the masks."""
+        torch.manual_seed(seed)
+        masks = torch.stack(module(*tokens, *globals_)[3:])
+        return torch.autograd.grad((masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight)[0], masks
+
+    (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(drawn, (1, 1, 2))
+    assert torch.equal(gradient, same_gradient) and torch.equal(masks, same_masks)
+    assert not torch.equal(gradient, other_gradient)
+    assert torch.equal(masks, other_masks) != select, "without select the noise is in the gradient alone"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_moments_of_the_noise(dtype):
+    """Euler's constant and π²/6; the fourth moment, 27/5 of the squared variance, gives the error of the second."""
+    torch.manual_seed(67)
+    count, variance = 1_000_000, math.pi ** 2 / 6
+    noise = gumbel_noise(torch.empty(1000, count // 1000, dtype=dtype))
+    assert noise.shape == (1000, 1000) and noise.dtype == dtype
+    assert abs(float(noise.double().mean()) - 0.5772156649) < 5 * math.sqrt(variance / count)
+    assert abs(float(noise.double().var()) - variance) < 5 * variance * math.sqrt((27 / 5 - 1) / count)
+
+
+@pytest.mark.parametrize("zeros", ["one", "all"])
+@SELECTS
+def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):
+    """Its noise would be infinite, and the mask and all gradients not a number."""
+    exponential = torch.Tensor.exponential_
+
+    def with_zeros(tensor):
+        exponential(tensor)
+        (tensor if zeros == "all" else tensor[..., 3:4]).zero_()
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "exponential_", with_zeros)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        noise = gumbel_noise(torch.empty(2, 9, dtype=dtype))
+        assert noise.isfinite().all() and noise[:, 3].gt(9).all()
+
+    module = build(68, 16, 20, 0.5, 0.4, 0.25, True, 0.1, select)
+    tokens, globals_ = draw(69, 2, 16, 20)
+    outputs = module(*tokens, *globals_)
+    probed(70, outputs).backward()
+    assert all(tensor.isfinite().all() for tensor in outputs)
+    assert all(mask.sum(dim=1).eq(8).all() for mask in outputs[3:])
+    assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *module.parameters()))

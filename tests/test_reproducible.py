@@ -1,0 +1,90 @@
+"""One seed gives one run, to the last bit; and a run says what it was made with (engine/record.py)."""
+import json
+import platform
+import shlex
+import subprocess
+
+import numpy
+import pytest
+import timm
+import torch
+import torchvision
+from commands import ONE_LINE, processes, words_for
+
+import train_net
+from config import load_cfg
+from engine.record import commit
+
+GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
+"""Everything random that the model has."""
+MEANS = {"one process": (), "two processes": ("DATALOADER.NUM_WORKERS", "2"),
+         "two processes, no cache": ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"),
+         "another seed": ("SOLVER.SEED", "2")}
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_root, tmp_path_factory):
+    """Trainings in processes of their own that load in different ways: → their folders by name."""
+    folder = tmp_path_factory.mktemp("reproducible")
+    processes(folder, *(["train_net.py", *words_for(tiny_root, *GUMBEL, *more, "OUTPUT_DIR", name)]
+                        for name, more in MEANS.items()))
+    return {name: folder / name for name in MEANS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two processes", "two processes, no cache"])
+def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs, name):
+    first, second = runs["one process"], runs[name]
+    assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
+    weights, others = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(value, others[key]) for key, value in weights.items())
+
+
+@pytest.mark.slow
+def test_another_seed_gives_another_run(runs):
+    assert (runs["one process"] / "metrics.json").read_bytes() != (runs["another seed"] / "metrics.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_records_what_it_was_made_with(runs):
+    record = json.loads((runs["another seed"] / "run.json").read_text())
+    assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
+    assert record["seed"] == 2 and {"commit", "changed"} < record.keys()
+    found = record["versions"]
+    assert found["python"] == platform.python_version()
+    for package in (torch, torchvision, timm, numpy):
+        assert found[package.__name__].split("+")[0] == package.__version__.split("+")[0]
+    assert record["machine"]["device"] == "cpu" and record["machine"]["threads"] == 1
+
+    interpreter, script, *words = shlex.split(record["command"])
+    assert interpreter == "python" and script.endswith("train_net.py")
+    config_file, *opts = words[words.index("--config_file") + 1:]
+    assert load_cfg(config_file, opts) == load_cfg(runs["another seed"] / "config.yml")
+
+
+def test_the_commit_of_a_checkout(tmp_path):
+    def git(*words):
+        return subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *words],
+                              capture_output=True, text=True, check=True).stdout.strip()
+
+    assert commit(tmp_path) == {"commit": None, "changed": None}
+    (tmp_path / "model.py").write_text("width = 1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "A model")
+    revision = git("rev-parse", "HEAD")
+    assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
+    (tmp_path / "new.py").write_text("depth = 1")
+    assert commit(tmp_path) == {"commit": revision, "changed": True}
+    (tmp_path / "new.py").unlink()
+    (tmp_path / "model.py").write_text("width = 2")
+    assert commit(tmp_path) == {"commit": revision, "changed": True}
+
+
+def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
+    code, _, stderr = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30"))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert code == 2 and stderr.splitlines()[-1].startswith(ONE_LINE)
+    assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(ONE_LINE)
+    assert record["seconds"] > 0

@@ -1,0 +1,62 @@
+"""How well a ranking of patches finds a foreground, and the rankings that SDTPS makes."""
+from itertools import permutations
+
+import pytest
+import torch
+from reference import selection as reference
+from tiny import random_images, tiny_model
+
+from config import MODALITIES
+from engine.evaluate import CASES
+from engine.selection import average_precision, random_order, selected_by
+
+
+@pytest.mark.parametrize("levels", [2, 5, 10**6])
+def test_average_precision_with_and_without_ties(levels):
+    generator = torch.Generator().manual_seed(levels)
+    scores = torch.randint(levels, (40, 17), generator=generator).float() / levels
+    relevant = torch.rand(40, 17, generator=generator) < torch.linspace(0, 1, 40)[:, None]
+    found = average_precision(scores, relevant)
+    expected = [reference.average_precision(*row) for row in zip(scores.tolist(), relevant.tolist(), strict=True)]
+    assert None in expected and found.dtype == torch.double
+    assert found.isnan().tolist() == [value is None for value in expected]
+    assert found[~found.isnan()].tolist() == pytest.approx([value for value in expected if value is not None], abs=1e-12)
+    shuffled = torch.randperm(17, generator=generator)
+    assert torch.allclose(average_precision(scores[:, shuffled], relevant[:, shuffled]), found, equal_nan=True)
+
+
+@pytest.mark.parametrize("relevant", [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1], [1]])
+def test_the_ap_of_a_random_order_is_the_mean_over_all_orders(relevant):
+    orders = list(permutations(range(len(relevant))))
+    expected = sum(reference.average_precision(order, relevant) for order in orders) / len(orders)
+    rows = torch.tensor([relevant, [0] * len(relevant)], dtype=torch.bool)
+    assert random_order(rows) == pytest.approx(expected) and random_order(rows[:1]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("guide_missing", [True, False])
+@torch.no_grad()
+def test_the_score_is_the_one_that_chose(case, guide_missing):
+    model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
+    missing = CASES[case]
+    seen, = model.encode_cases(*random_images(1), [missing])
+    masks, scores = selected_by(model, seen, missing)
+    for modality, expected in model.slim(*seen, missing)[1].items():
+        assert torch.equal(masks[modality], expected)
+    present = [modality for modality in MODALITIES if modality not in missing]
+    assert list(scores) == present
+    for modality, detectors in scores.items():
+        assert list(detectors) == ["score", "MLP", *present]
+        for score, mask in zip(detectors["score"], masks[modality].bool(), strict=True):
+            assert score[mask].min() > score[~mask].max()
+
+
+@torch.no_grad()
+def test_the_model_is_left_as_it_was():
+    """Nothing watches it any more, whether or not the scores were fine."""
+    model = tiny_model().eval()
+    seen, = model.encode_cases(*random_images(1), [frozenset()])
+    selected_by(model, seen, frozenset())
+    with pytest.raises(KeyError):
+        selected_by(model, ({}, {}), frozenset())
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -1,0 +1,273 @@
+"""Where the patches that SDTPS keeps lie: the command against a slow version of it."""
+import json
+import shutil
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import selection_quality
+import torch
+from commands import CONFIG, contents, weights_file, words_for
+from PIL import Image
+from reference import selection as reference
+
+from config import MISSING_CASES, MODALITIES, load_cfg
+from datasets.loaders import TripletDataset, collate
+from datasets.transforms import test_transform
+from engine.load import load_model_and_data
+from modeling.demo import missing_modalities
+from modeling.sdtps import STATE_NAMES
+
+CASES = ("nothing", *MISSING_CASES)
+PATCH = 4
+IDENTITIES = ("000001", "000002", "000007", "000008")
+
+
+@pytest.fixture(scope="module")
+def few(tiny_root, tmp_path_factory):
+    """Two identities to train on and two to test, one triplet of each from every camera."""
+    def others(_, names):
+        return [name for name in names if name.endswith((".jpg", ".png")) and not (name[:6] in IDENTITIES and "_00." in name)]
+
+    return shutil.copytree(tiny_root, tmp_path_factory.mktemp("few") / "data", ignore=others)
+
+
+@pytest.fixture
+def few_root(few, tmp_path):
+    """A copy of them that a test may damage."""
+    return Path(shutil.copytree(few, tmp_path / "own"))
+
+
+@pytest.fixture(scope="module")
+def weights(few, tmp_path_factory):
+    return save_weights(words_for(few), tmp_path_factory.mktemp("weights") / "weights.pth")
+
+
+@pytest.fixture
+def words(few_root, weights, tmp_path):
+    return [*words_for(few_root), "--weight", shutil.copy(weights, tmp_path / "weights.pth")]
+
+
+def save_weights(words, path):
+    """Weights for the configuration of the command's words, whose MLPs tell patches apart more than fresh ones do."""
+    weights_file(path, load_cfg(CONFIG, words[2:]))
+    content = torch.load(path, weights_only=True)
+    for name, value in content["model"].items():
+        if ".score_predictor." in name:
+            value.mul_(2)
+    torch.save(content, path)
+    return path
+
+
+def measured(command, words, *more):
+    """What the command writes to its --json file."""
+    output = Path(words[-1]).with_name("measured.json")
+    code, _, stderr = command(selection_quality.main, *words, "--json", output, *more)
+    assert code == 0, stderr
+    return json.loads(output.read_text())
+
+
+def model_and_samples(words, *opts):
+    """The command's model and samples."""
+    cfg = load_cfg(CONFIG, [*map(str, words[2:-2]), "TEST.WEIGHT", str(words[-1]), *opts])
+    model, splits = load_model_and_data(cfg, ("query",))
+    return cfg, model, splits["query"]
+
+
+def mask_of(sample):
+    return Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png")
+
+
+def images_of(cfg, *samples):
+    dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
+    images, _, cameras = collate([dataset[place] for place in range(len(samples))])
+    return images, cameras
+
+
+@torch.no_grad()
+def slow_measures(cfg, model, samples):
+    """{case: {modality: {what: share}}}: zeros pass the trunk for what is missing; scored picture by picture."""
+    relevant = [reference.foreground(mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE)
+                for sample in samples]
+    images, cameras = images_of(cfg, *samples)
+    found = {}
+    for case in CASES:
+        missing = missing_modalities(case)
+        patches, globals_ = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
+        found[case] = {modality: slow_row(cfg, model, patches[modality], globals_, modality, missing, relevant)
+                       for modality in MODALITIES if modality not in missing}
+    return found
+
+
+def slow_row(cfg, model, patches, globals_, modality, missing, relevant):
+    """One modality in one case: patches (pictures, N, C), globals (pictures, C) by modality, relevant [[N booleans]]."""
+    module = getattr(model.sdtps, f"{STATE_NAMES[MODALITIES.index(modality)]}_sparse")
+    weights = {name: value.double().numpy() for name, value in module.state_dict().items()}
+    row = {}
+    for place, here in enumerate(relevant):
+        parts = reference.detectors(
+            weights, patches[place].double().numpy(), {m: guide[place].double().numpy() for m, guide in globals_.items()},
+            modality, missing, cfg.MODEL.SDTPS_BETA, cfg.MODEL.SDTPS_GUIDE_MISSING)
+        kept = reference.kept(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
+        shares = {"base_rate": sum(here) / len(here), "kept": sum(here[patch] for patch in kept) / len(kept)}
+        precisions = {name: reference.average_precision(scores, here) for name, scores in parts.items() if name not in missing}
+        for name, value in (shares | precisions).items():
+            row.setdefault(name, []).append(value)
+    return {name: mean(values) for name, values in row.items()}
+
+
+def mean(values):
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("opts", [
+    ("TEST.IMS_PER_BATCH", "3"),
+    ("MODEL.STRIDE_SIZE", "[3,2]", "MODEL.SDTPS_GUIDE_MISSING", "False"),
+    ("INPUT.SIZE_TRAIN", "[40,20]", "INPUT.SIZE_TEST", "[40,20]", "MODEL.SDTPS_SPARSE_RATIO", "0.3", "MODEL.SDTPS_BETA", "0.4"),
+], ids=["odd batches", "overlapping patches, not guided by what is missing", "other size and share"])
+def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
+    words = words_for(few, *opts)
+    words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
+    found = measured(command, words)
+    cfg, model, samples = model_and_samples(words)
+    expected = slow_measures(cfg, model, samples)
+    assert (found["pictures"], found["left_out"], found["split"], found["weight"]) == (8, 0, "query", str(words[-1]))
+    assert list(found["cases"]) == list(expected) == list(CASES)
+    # Two scores that are equal but for rounding may change places in one picture.
+    one_patch = 1 / (len(samples) * model.sdtps.keep)
+    for case, by_modality in expected.items():
+        assert list(found["cases"][case]) == list(by_modality) == [m for m in MODALITIES if m not in missing_modalities(case)]
+        for modality, row in by_modality.items():
+            assert found["cases"][case][modality].keys() == row.keys() == {"base_rate", "kept", "score", "MLP", *by_modality}
+            for name, value in row.items():
+                tolerance = {"base_rate": 1e-9, "kept": 1.01 * one_patch}.get(name, 2e-3)
+                assert found["cases"][case][modality][name] == pytest.approx(value, abs=tolerance), (case, modality, name)
+
+
+@torch.no_grad()
+def test_how_alike_the_globals_of_two_pictures_are(words, command):
+    """By the pairs themselves."""
+    cfg, model, samples = model_and_samples(words)
+    globals_ = model.encode(*images_of(cfg, *samples))[1]
+    found = measured(command, words, "TEST.IMS_PER_BATCH", "3")["alike"]
+    for modality in MODALITIES:
+        pairs = [float(torch.cosine_similarity(one, other, dim=0)) for one, other in combinations(globals_[modality], 2)]
+        assert found[modality] == pytest.approx(mean(pairs), abs=1e-5) and 0 < found[modality] < 1
+
+
+def test_every_case_and_part_has_numbers_of_its_own(words, command):
+    cases = measured(command, words)["cases"]
+    rows = {(case, modality): row for case, by_modality in cases.items() for modality, row in by_modality.items()}
+    assert len(rows) == 3 + 6 + 3
+    assert len({row["base_rate"] for row in rows.values()}) == 1
+    assert len({row["score"] for row in rows.values()}) == len(rows)
+    for row in rows.values():
+        parts = [value for name, value in row.items() if name not in ("base_rate", "kept")]
+        assert len(set(parts)) == len(parts) and all(0 < part <= 1 for part in parts)
+    unguided = measured(command, words, "MODEL.SDTPS_GUIDE_MISSING", "False")
+    assert not unguided["guide_missing"]
+    for case, by_modality in unguided["cases"].items():
+        for modality, row in by_modality.items():
+            assert (row == cases[case][modality]) == (case == "nothing")
+            assert row["MLP"] == cases[case][modality]["MLP"]
+
+
+def test_splits(words, command):
+    by_split = {split: measured(command, words, "--split", split) for split in ("query", "gallery", "train")}
+    assert {split: found["pictures"] for split, found in by_split.items()} == {"query": 8, "gallery": 8, "train": 8}
+    assert by_split["query"]["cases"] == by_split["gallery"]["cases"] != by_split["train"]["cases"]
+    assert all(found["split"] == split for split, found in by_split.items())
+
+
+@pytest.mark.parametrize("is_best", [True, False], ids=["perfect", "worst"])
+@torch.no_grad()
+def test_a_perfect_and_a_worst_detector(words, command, is_best):
+    """Masks of exactly what is kept of RGB, and of exactly what is not."""
+    cfg, model, samples = model_and_samples(words)
+    for sample in samples:
+        seen = model.encode(*images_of(cfg, sample))
+        mask = model.slim(*seen)[1]["RGB"].view(model.trunk.grid_size).numpy()
+        pixels = (mask == is_best).repeat(PATCH, axis=0).repeat(PATCH, axis=1)
+        Image.fromarray(np.uint8(pixels) * 255).save(mask_of(sample))
+    row = measured(command, words)["cases"]["nothing"]["RGB"]
+    half = model.sdtps.keep
+    assert row["base_rate"] == 0.5 and row["kept"] == is_best
+    worst = sum(hit / (half + hit) for hit in range(1, half + 1)) / half
+    assert row["score"] == pytest.approx(1.0 if is_best else worst)
+    assert worst < row["MLP"] < 1
+
+
+def test_a_constant_score_has_the_base_rate_and_keeps_the_first(words, command):
+    content = torch.load(words[-1], weights_only=True)
+    for name, value in content["model"].items():
+        if ".score_predictor." in name:
+            value.zero_()
+    torch.save(content, words[-1])
+    cfg, model, samples = model_and_samples(words)
+    patches = [reference.foreground(mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), (PATCH, PATCH)) for sample in samples]
+    first = mean([sum(found[:model.sdtps.keep]) / model.sdtps.keep for found in patches])
+    cases = measured(command, words, "MODEL.SDTPS_BETA", "0.0")["cases"]
+    for by_modality in cases.values():
+        for row in by_modality.values():
+            assert row["score"] == row["MLP"] == pytest.approx(row["base_rate"]) and row["kept"] == pytest.approx(first)
+    assert first != pytest.approx(cases["nothing"]["RGB"]["base_rate"])
+
+
+def test_pictures_without_a_patch_on_the_person_are_left_out_of_ap_alone(words, command):
+    samples = model_and_samples(words)[2]
+    empty = samples[:3]
+    for sample in empty:
+        Image.new("L", (16, 32)).save(mask_of(sample))
+    with_empty = measured(command, words)
+    code, stdout, _ = command(selection_quality.main, *words)
+    assert code == 0 and ", 8 query triplets, 3 of them without a patch on the person" in stdout.splitlines()[0]
+    for path in {path for sample in empty for path in (*sample.paths, mask_of(sample))}:
+        Path(path).unlink()
+    without = measured(command, words)
+    assert (with_empty["left_out"], with_empty["pictures"]) == (3, 8) and (without["left_out"], without["pictures"]) == (0, 5)
+    assert with_empty["random_order"] == pytest.approx(without["random_order"])
+    for case, by_modality in with_empty["cases"].items():
+        for modality, row in by_modality.items():
+            for name, value in row.items():
+                share = 5 / 8 if name in ("base_rate", "kept") else 1
+                assert value == pytest.approx(share * without["cases"][case][modality][name], abs=2e-3)
+
+
+def test_table_picture_and_file_tell_the_same(words, command, tmp_path):
+    opts = ("--json", tmp_path / "new" / "selection.json", "--output", tmp_path / "new" / "selection.png")
+    code, stdout, stderr = command(selection_quality.main, *words, *opts)
+    assert code == 0 and not stderr
+    caption, header, *rows, alike, json_path, picture_path = stdout.splitlines()
+    found = json.loads((tmp_path / "new" / "selection.json").read_text())
+    assert caption == found["caption"]
+    assert caption.startswith(f"RGBNT201 in {words[3]}, 8 query triplets, {words[-1]}, in percent; a random order has AP ")
+    assert caption.endswith(f" {100 * found['random_order']:.1f}")
+    assert (json_path, picture_path) == (str(opts[1]), str(opts[3]))
+    assert header.split() == ["missing", "patches", "of", "base", "rate", "kept",
+                              *(word for name in ("score", "MLP", *MODALITIES) for word in ("AP", name))]
+    assert {len(row) for row in rows} == {len(header)}
+    names = {"nothing": "nothing", "r": "r: RGB", "n": "n: NI", "t": "t: TI", "rn": "rn: RGB, NI", "rt": "rt: RGB, TI",
+             "nt": "nt: NI, TI"}
+    columns = ("base_rate", "kept", "score", "MLP", *MODALITIES)
+    expected = [[*(names[case].split() if modality == next(iter(by_modality)) else ()), modality,
+                 *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
+                for case, by_modality in found["cases"].items() for modality, row in by_modality.items()]
+    assert [row.split() for row in rows] == expected
+    assert alike.endswith(": " + ", ".join(f"{modality} {value:.3f}" for modality, value in found["alike"].items()))
+
+    with Image.open(tmp_path / "new" / "selection.png") as picture:
+        assert picture.format == "PNG" and min(picture.size) > 500
+        pixels = np.asarray(picture.convert("RGB"))
+    colours = {tuple(pixel) for pixel in pixels.reshape(-1, 3)}
+    assert all(tuple(bytes.fromhex(colour[1:])) in colours for colour in selection_quality.COLOURS.values())
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["selection.json", "selection.png"]
+
+
+def test_nothing_is_written_unasked(words, command, tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    before = contents(tmp_path)
+    assert command(selection_quality.main, *words)[0] == 0
+    assert contents(tmp_path) == before

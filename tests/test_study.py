@@ -1,0 +1,321 @@
+"""tools/study.py: runs are made once, failures are told, and the tables say what the runs found."""
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL, processes
+from PIL import Image
+from reference import statistics as reference
+from study_runs import Processes, StoppedError
+
+from config import UserError
+from engine.evaluate import PATTERN_NAMES
+from tools import study as tool
+from tools.study_tables import as_markdown, paired_difference
+
+STUDIES = sorted((ROOT / "studies").glob("*.yml"))
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
+
+
+def write(folder, **more):
+    """A study on tiny pictures: the baseline, a variant, and one whose second seed's run cannot go well."""
+    content = {
+        "title": "A study", "config": str(CONFIG), "seeds": 2, "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
+        "missing": True, "selection": True,
+        "variants": {"Baseline": {"config": str(BASELINE)}, "SDTPS": {},
+                     "too fast": {"set": {"SOLVER.BASE_LR": 1e30}}}} | more
+    path = folder / "tiny.yml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def quick(tiny_root, tmp_path_factory):
+    """`--quick`, and again after some of it was lost: → (folder, stdout of the second, what it did again)."""
+    folder = tmp_path_factory.mktemp("study")
+    words = ["tools/study.py", write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
+    (first,) = processes(folder, words)
+    runs = folder / "runs" / "studies" / "runs"
+
+    def times():
+        return {str(path.relative_to(runs)).partition("-")[0] + f"/{path.parent.name}/{path.name}": path.stat().st_mtime_ns
+                for path in runs.rglob("*.json")}
+
+    (interrupted,), (unmeasured, changed) = (sorted(runs.glob(f"{name}-*/seed_?"))[-count:]
+                                             for name, count in (("Baseline", 1), ("DeMo_SDTPS", 2)))
+    record = json.loads((interrupted / "run.json").read_text())
+    (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    (unmeasured / "selection.json").unlink()
+    os.utime(changed / "missing.json", (0, 0))  # older than the run
+    before = times()
+    (second,) = processes(folder, words)
+    assert without_seconds(first.stdout) == without_seconds(second.stdout)
+    return folder / "runs" / "studies", second.stdout, {name for name, time in times().items() if before.get(name) != time}
+
+
+def without_seconds(text):
+    return [line for line in text.splitlines() if not re.search(r"\| [\d,]{6,} \|", line)]
+
+
+def rows_of(table):
+    """The cells of a Markdown table's rows by the first, without emphasis."""
+    lines = [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
+
+
+def tables_of(text):
+    return [part for part in text.split("\n\n") if part.startswith("|")]
+
+
+@pytest.mark.slow
+def test_a_quick_study_is_two_variants_and_two_seeds(quick):
+    folder, _, again = quick
+    assert again == {"Baseline/seed_2/metrics.json", "Baseline/seed_2/run.json", "Baseline/seed_2/missing.json",
+                     "DeMo_SDTPS/seed_1/selection.json", "DeMo_SDTPS/seed_2/missing.json"}
+    runs = sorted(path.parent for path in folder.rglob("metrics.json"))
+    assert [run.name for run in runs] == ["seed_1", "seed_2"] * 2
+    assert {run.parent.name.split("-")[0] for run in runs} == {"Baseline", "DeMo_SDTPS"}
+    for run in runs:
+        assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
+        assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
+        assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
+    assert {path.name for path in (folder / "tiny-quick").iterdir()} == {
+        "study.md", "study.json", "results.png", "loss.png", "missing.png"}
+
+
+@pytest.mark.slow
+def test_the_table_says_what_the_runs_found(quick):
+    folder, stdout, *_ = quick
+    text = (folder / "tiny-quick" / "study.md").read_text()
+    assert stdout.startswith(text)
+    by_variant = {}
+    for run in sorted(path.parent for path in folder.rglob("metrics.json")):
+        name = "Baseline" if run.parent.name.startswith("Baseline") else "SDTPS"
+        by_variant.setdefault(name, []).append(run)
+    for pattern, table in zip((1, 2, 3), tables_of(text), strict=False):
+        rows = rows_of(table)
+        assert list(rows) == ["Baseline", "SDTPS"] and PATTERN_NAMES[pattern] in text
+        values = {}
+        for name, runs in by_variant.items():
+            found = [100 * json.loads((run / "metrics.json").read_text())[-1]["patterns"][str(pattern)]["mAP"] for run in runs]
+            values[name] = found
+            assert rows[name]["mAP"] == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
+            assert rows[name]["seeds"] == "2"
+        differences = [one - other for one, other in zip(values["SDTPS"], values["Baseline"], strict=True)]
+        assert rows["SDTPS"]["Δ mAP"].split()[0] == f"{statistics.mean(differences):+.1f}"
+        low, high = reference.student(differences)
+        assert rows["SDTPS"]["Student's 95 %"] and rows["Baseline"]["Δ mAP"] == ""
+        assert paired_difference(dict(enumerate(values["SDTPS"])), dict(enumerate(values["Baseline"]))).student == (
+            pytest.approx(low, rel=1e-3, abs=1e-3), pytest.approx(high, rel=1e-3, abs=1e-3))
+
+
+@pytest.mark.slow
+def test_the_other_tables_hold_what_was_measured(quick):
+    folder, stdout, *_ = quick
+    missing, selection, costs = tables_of(stdout)[3], tables_of(stdout)[6], tables_of(stdout)[7]
+    measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("DeMo_SDTPS*/*/missing.json"))]
+    found = [100 * cases["rt"]["1"]["mAP"] for cases in measured]
+    assert rows_of(missing)["SDTPS"]["rt missing"] == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
+    six = [statistics.mean(100 * cases[case]["1"]["mAP"] for case in ("r", "n", "t", "rn", "rt", "nt")) for cases in measured]
+    assert rows_of(missing)["SDTPS"]["mean of the six"] == f"{statistics.mean(six):.1f} ± {statistics.stdev(six):.1f}"
+
+    measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("selection.json"))]
+    lines = [line.split("|")[1:-1] for line in selection.splitlines()]
+    kept = lines[0].index(" kept, one other missing ")
+    alike = [json.loads(path.read_text())["alike"] for path in sorted(folder.rglob("selection.json"))]
+    for line, modality in zip(lines[2:], ("RGB", "NI", "TI"), strict=True):
+        found = [one[modality] for one in alike]
+        assert line[-1].strip() == f"{statistics.mean(found):.3f} ± {statistics.stdev(found):.3f}"
+        assert (line[0].strip(), line[1].strip()) == ("SDTPS", modality)
+        ones = {"RGB": ("n", "t"), "NI": ("r", "t"), "TI": ("r", "n")}[modality]
+        found = [statistics.mean(100 * cases[case][modality]["kept"] for case in ones) for cases in measured]
+        assert line[kept].strip() == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
+
+    costs = rows_of(costs)
+    assert int(costs["SDTPS"]["parameters"].replace(",", "")) > int(costs["Baseline"]["parameters"].replace(",", "")) > 1e5
+    assert float(costs["SDTPS"]["GMACs"]) >= float(costs["Baseline"]["GMACs"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["results.png", "loss.png", "missing.png"])
+def test_plots_are_drawn(quick, name):
+    with Image.open(quick[0] / "tiny-quick" / name) as picture:
+        assert picture.format == "PNG" and min(picture.size) > 150 and picture.convert("RGB").getcolors(20) is None
+
+
+@pytest.mark.slow
+def test_a_study_that_is_ended_ends_its_runs(tiny_root, tmp_path):
+    """And starts none: the second variant waits for the run that it shares with the first."""
+    variants = {"guided": {}, "not guided": {"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}}
+    words = [sys.executable, str(ROOT / "tools" / "study.py"), str(write(tmp_path, seeds=1, variants=variants)), "--jobs", "2",
+             "DATASETS.ROOT_DIR", str(tiny_root), "SOLVER.MAX_EPOCHS", "10000"]
+    study = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while study.poll() is None and not list(tmp_path.rglob("run.json")):
+            time.sleep(0.2)
+        study.terminate()
+        assert study.communicate(timeout=120)[1].splitlines()[-1] == "interrupted"
+        assert study.returncode == 130
+    finally:
+        if study.poll() is None:
+            os.killpg(study.pid, signal.SIGKILL)
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "train_net.py" not in "".join(line for line in left.splitlines() if str(tiny_root) in line and "10000" in line)
+    assert not list(tmp_path.rglob("study.md"))
+
+
+def test_nothing_is_started_once_the_study_is_ended(tmp_path):
+    written = tmp_path / "written"
+    words, log = ["-c", f"open({str(written)!r}, 'w')"], tmp_path / "log"
+    Processes(1).run(words, log)
+    assert written.exists()
+    written.unlink()
+    processes = Processes(1)
+    processes.stop()
+    with pytest.raises(StoppedError):
+        processes.run(words, log)
+    assert not written.exists()
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
+    path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=[7, 8])
+    words = (path, "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root)
+    code, stdout, _ = command(tool.main, *words, "--seeds", "1")
+    assert code == 1
+    failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
+    assert "The loss became" in failure
+    rows = rows_of(tables_of(stdout)[0])
+    assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
+    assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [3, 5])
+def test_intervals_like_the_slow_ones(count, seed):
+    draw = random.Random(seed)
+    first = {str(place): draw.gauss(50, 2) for place in range(count)}
+    values = {place: value + draw.gauss(1, 1.5) for place, value in first.items()}
+    differences = [values[place] - first[place] for place in first]
+    found = paired_difference(values | {"of one alone": 3.0}, first)
+    assert found.mean == pytest.approx(statistics.mean(differences))
+    spread = max(differences) - min(differences)
+    assert found.bootstrap == tuple(pytest.approx(bound, abs=0.05 * spread) for bound in reference.bootstrap(differences))
+    assert found.student == tuple(pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences))
+    assert found == paired_difference(values, first)  # the resamples are the same each time
+
+
+def test_beyond_noise_means_both_intervals():
+    first = dict.fromkeys("abcde", 10.0)
+    assert paired_difference({"a": 13.0, "b": 13.2, "c": 12.8, "d": 13.1, "e": 12.9}, first).is_beyond_noise
+    assert not paired_difference({"a": 13.0, "b": 7.0, "c": 12.0, "d": 8.0, "e": 10.5}, first).is_beyond_noise
+    few = paired_difference({"a": 10.1, "b": 13.0, "c": 11.5}, first)
+    assert few.bootstrap[0] > 0 > few.student[0] and not few.is_beyond_noise
+    assert paired_difference({"a": 13.0}, first) is None
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_studies_are_whole(path, monkeypatch, tmp_path):
+    """Every variant is a configuration that loads, and no two of a study are the same."""
+    monkeypatch.chdir(ROOT)
+    study = tool.read_study(path)
+    variants = tool.make_variants(study, [], tmp_path)
+    assert len({(variant.folder, variant.evaluate) for variant in variants}) == len(variants) > 1
+    assert len(study["seeds"]) >= 3
+
+
+def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
+    """Where configurations are the same; another seed, value, script or data set is another run."""
+    monkeypatch.chdir(ROOT)
+
+    def folder(variant, *opts, **more):
+        return tool.make_variants(tool.read_study(write(tmp_path, variants={"x": variant}, **more)), list(opts), Path("r"))[0]
+
+    plain = folder({})
+    assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
+    assert folder({"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}).folder == plain.folder
+    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({"script": "tests/reference/train_1e10.py"}),
+              folder({}, "DATASETS.ROOT_DIR", "/elsewhere"), folder({"config": str(BASELINE)})]
+    assert len({plain.folder, *(other.folder for other in others)}) == 5
+    assert plain.run_folder(1) != plain.run_folder(2)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ({"variants": {}}, "no variants"), ({"variants": ["a"]}, "no variants"), ({"variants": {"a": 3}}, "'a'"),
+    ({"variants": {"a": {"sets": {}}}}, "'sets'"), ({"variants": {"a": {"set": [1]}}}, "set"),
+    ({"variants": {"a": {}}, "epochs": 3}, "'epochs'"), ({"variants": {"a": {}}, "seeds": 0}, "seeds"),
+    ({"variants": {"a": {}}, "seeds": [1, 1]}, "seeds"), ({"variants": {"a": {}}, "seeds": []}, "seeds"),
+    ({"variants": {"a": {}}, "seeds": ["one"]}, "seeds"),
+    ({"variants": {"a": {}}, "patterns": [4]}, "patterns"), ({"variants": {"a": {}}, "patterns": [[1]]}, "patterns"),
+    ({"variants": {"a": {}}, "patterns": [3, 3]}, "patterns"), ({"variants": {"a": {}}, "seeds": True}, "seeds"),
+    ({"variants": {"a": {}}, "seeds": [2**32]}, "seeds"), ({"variants": {"a": {}}, "missing": "no"}, "missing"),
+    ({"variants": {"a": {"script": 3}}}, "script"), ({"variants": {"a": {"config": ["a.yml"]}}}, "config"),
+    ({"variants": {"a": {}}, "config": 3}, "config"), ({"variants": {"a": {}}}, "no configuration"),
+    ({"variants": {"a": {"config": "none.yml"}}}, "none.yml"),
+    ({"variants": {"a": {"config": str(CONFIG), "script": "none.py"}}}, "none.py"),
+    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.NOTHING": 1}}}}, "MODEL.NOTHING"),
+    ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
+    ({"variants": {"a": {"config": str(CONFIG), "set": {"DATASETS.ROOT_DIR": "nowhere"}}}}, "nowhere")])
+def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mistaken.yml"
+    path.write_text(yaml.safe_dump(content))
+    code, stdout, stderr = command(tool.main, path)
+    assert code == 2 and stdout == ""
+    assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
+
+
+@pytest.mark.parametrize("content", [None, "title: [", "\0"])
+def test_a_study_that_cannot_be_read(tmp_path, content):
+    path = tmp_path / "study.yml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=r"study.yml cannot be read"):
+        tool.read_study(path)
+
+
+def made(mAP, rank, failed=(), **more):
+    """A variant of a result, from its mAP and Rank-1 by seed in [0, 1]."""
+    records = {seed: [{"epoch": 1, "patterns": {"3": {"mAP": one, "Rank-1": rank}}}] for seed, one in mAP.items()}
+    return {"parameters": 1234567, "gmacs": 1.5, "records": records, "failed": dict.fromkeys(failed, "a reason"), "missing": {},
+            "selection": {}, "made_with": {}} | more
+
+
+def test_every_cell_of_a_table():
+    """By hand: differences 1, 2, 3 and -1; Student's quantile for two degrees of freedom is 4.303."""
+    seeds = ["1", "2", "3", "4"]
+    variants = [made(dict(zip(seeds, (0.5, 0.52, 0.51, 0.6), strict=True)), 0.7, name="first"),
+                made(dict(zip(seeds, (0.51, 0.54, 0.54, 0.1), strict=True)), 0.7, ["4"], name="better"),
+                made(dict(zip(seeds, (0.7, 0.721, 0.709, 0.8), strict=True)), 0.6, name="far")]
+    text = as_markdown({"title": "", "command": "python x", "seeds": [1, 2, 3, 4], "patterns": [3], "variants": variants})
+    table, costs = tables_of(text)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert lines[0] == ["variant", "seeds", "mAP", "Δ mAP", "Student's 95 %", "Rank-1", "Δ Rank-1", "Student's 95 %"]
+    assert lines[2] == ["first", "4", "53.2 ± 4.6", "", "", "70.0 ± 0.0", "", ""]
+    assert lines[3] == ["better", "3 of 4", "53.0 ± 1.7", "+2.0 [+1.0, +3.0]", "[-0.5, +4.5]", "70.0 ± 0.0",
+                        "+0.0 [+0.0, +0.0]", "[+0.0, +0.0]"]
+    assert lines[4][3:5] == ["**+20.0** [+19.9, +20.1]", "[+19.9, +20.1]"] and lines[4][6] == "**-10.0** [-10.0, -10.0]"
+    assert "- better, seed 4: a reason" in text
+    assert rows_of(costs)["first"] == {"variant": "first", "parameters": "1,234,567", "GMACs": "1.500", "seconds per run": "–"}
+
+
+def test_the_docs_have_every_study():
+    assert [path.stem for path in RESULTS] == [path.stem for path in STUDIES]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_tables_in_the_docs_are_those_that_were_made(path):
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert as_markdown(json.loads(path.read_text(encoding="utf-8"))).strip() in text

@@ -1,0 +1,165 @@
+"""Where do the patches lie that SDTPS keeps: on the person or beside? On data whose foreground is known.
+
+    python tools/selection_quality.py --config_file F --weight W --output selection.png --json selection.json
+"""
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from figures import np, plt, save
+from make_synthetic import MASKS
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize
+from yacs.config import CfgNode
+
+from config import MODALITIES, UserError
+from config.cli import config_parser, parse, run
+from config.files import check_output_file, write_json
+from config.progress import progress
+from datasets import SPLITS, Sample
+from datasets.loaders import test_loader
+from datasets.pictures import decode
+from engine.evaluate import CASE_WIDTH, case_name
+from engine.load import load_model_and_data
+from engine.selection import DETECTORS, Quality, measure_selection
+from modeling.trunk import Trunk
+
+COLUMNS = {"base_rate": "base rate", "kept": "kept"} | {name: f"AP {name}" for name in DETECTORS}
+COLOURS = dict(zip(DETECTORS, ("#333333", "#e08a1e", "#d1495b", "#3b6fd4", "#2a9d8f"), strict=True))
+
+
+def main() -> None:
+    parser = config_parser(
+        "Measure where the patches lie that SDTPS keeps, for complete triplets and every case of missing modalities, on "
+        "synthetic pedestrians, whose masks tell the foreground: the share on the person of all patches (base rate) and of the "
+        "kept ones, and the average precision (AP) as detectors of the person of the score and of its parts alone, which are "
+        "the MLP and the similarities to the globals of RGB, NI and TI.")
+    parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
+    parser.add_argument("--output", type=Path, metavar="X.png", help="draw what is measured into this file")
+    parser.add_argument("--json", type=Path, metavar="X.json", help="write what is measured, in [0, 1], to this file")
+    arguments, cfg = parse(parser, weight=True)
+    check(cfg)
+    for path, suffix in ((arguments.output, ".png"), (arguments.json, ".json")):
+        if path:
+            check_output_file(path, suffix)
+
+    model, splits = load_model_and_data(cfg, (arguments.split,))
+    samples = splits[arguments.split]
+    on_person = foreground(cfg, model.trunk, samples)
+    quality = measure_selection(model, test_loader(cfg, samples), on_person)
+    title = caption(cfg, quality, arguments.split)
+    print(title, as_table(quality), sep="\n")
+    if arguments.json:
+        about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
+        write_json(arguments.json, {"caption": title, **asdict(quality), **about})
+        print(arguments.json)
+    if arguments.output:
+        print(draw(quality, title, arguments.output))
+
+
+def check(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration that selects no patches, or that asks for one case where all are measured."""
+    if not cfg.MODEL.USE_SDTPS:
+        raise UserError("MODEL.USE_SDTPS is False, so no patches are selected; use a configuration with SDTPS.")
+    if cfg.TEST.MISS not in ("nothing", "None"):
+        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
+                        "missing modalities; set it to 'nothing'.")
+
+
+def foreground(cfg: CfgNode, trunk: Trunk, samples: list[Sample]) -> torch.Tensor:
+    """Whether each patch of the triplets is on the person, at least half of its pixels: (pictures, N) bool.
+
+    Raises `UserError` where the masks are not known or cannot be read, or none has such a patch.
+    """
+    paths = [mask_path(sample) for sample in samples]
+    absent = [path for path in paths if not path.exists()]
+    if absent and not absent[0].parent.is_dir():
+        raise UserError(f"There are no foreground masks in {absent[0].parent}: where the person is, is known only for pictures "
+                        "that tools/make_synthetic.py wrote; set DATASETS.ROOT_DIR to such data.")
+    if absent:
+        raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write the data anew "
+                        "with tools/make_synthetic.py, or remove the triplet.")
+    embed = trunk.vit.patch_embed
+    patches = partial(patches_on_person, size=list(cfg.INPUT.SIZE_TEST), patch=embed.patch_size, stride=embed.proj.stride)
+    with ThreadPoolExecutor() as pool:
+        masks = pool.map(lambda path: patches(decode(str(path))[0] > 127), paths)  # black and white: 0 and 255
+        found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
+    if not found.any():
+        raise UserError(f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
+                        "find; check the masks, or use smaller patches.")
+    return found
+
+
+def mask_path(sample: Sample) -> Path:
+    """The mask beside a triplet's three pictures. Raises `UserError` where there are no three."""
+    if len(sample.paths) != len(MODALITIES):
+        raise UserError(f"The picture {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
+                        "beside three pictures, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
+                        "RGBNT201.")
+    picture = Path(sample.paths[0])
+    return picture.parent.parent / MASKS / f"{picture.stem}.png"
+
+
+def patches_on_person(mask: torch.Tensor, size: list[int], patch: tuple[int, int], stride: tuple[int, int]) -> torch.Tensor:
+    """mask (h, w) bool, resized to `size`: the patches, row by row, of which it covers at least half the pixels, (N,) bool."""
+    # By the nearest pixel it stays a mask, so that half is exactly half.
+    resized = resize(mask[None].byte(), size, InterpolationMode.NEAREST_EXACT)
+    return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
+
+
+def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
+    """One line on what is measured."""
+    left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
+    guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", not guided by what is missing"
+    return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.pictures} {split} triplets{left_out}, "
+            f"{cfg.TEST.WEIGHT}{guide}, in percent; a random order has AP {100 * quality.random_order:.1f}")
+
+
+def as_table(quality: Quality) -> str:
+    """One row per case and modality that is present, in percent."""
+    lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in COLUMNS.values())]
+    for case, rows in quality.cases.items():
+        for place, (modality, row) in enumerate(rows.items()):
+            cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in COLUMNS)
+            lines.append((case_name(case) if place == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
+                         + "".join(cell.rjust(11) for cell in cells))
+    alike = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.alike.items())
+    lines.append(f"mean cosine of the globals of two different pictures: {alike}")
+    return "\n".join(lines)
+
+
+def draw(quality: Quality, title: str, path: Path) -> Path:
+    """A column per modality: in every case the kept patches' share against the base rate, and AP against a random order's."""
+    figure, axes = plt.subplots(2, len(MODALITIES), figsize=(15, 8), sharex="col", sharey="row")
+    for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
+        rows = {case: found[modality] for case, found in quality.cases.items() if modality in found}
+        places, base_rate, chance = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"], 100 * quality.random_order
+        upper.set_title(f"patches of {modality}")
+        bars = upper.bar(places, [100 * row["kept"] for row in rows.values()], 0.5, color="#8f99a8")
+        # White behind the number, where the dashed line may run.
+        upper.bar_label(bars, fmt="%.1f", padding=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+        upper.margins(y=0.12)
+
+        width = 0.8 / len(DETECTORS)
+        for place, name in enumerate(DETECTORS):
+            # Up or down from chance: a detector below it prefers the background.
+            heights = [100 * row[name] - chance if name in row else np.nan for row in rows.values()]
+            lower.bar(places + (place - (len(DETECTORS) - 1) / 2) * width, heights, width, bottom=chance, color=COLOURS[name],
+                      label=f"guidance of {name}" if name in MODALITIES else name)
+        for axis, level in ((upper, base_rate), (lower, chance)):
+            axis.axhline(level, color="#555555", linestyle="--", linewidth=1)
+        lower.set_xticks(places, [case_name(case).split(": ")[-1] for case in rows])
+        lower.set_xlabel("missing")
+    axes[0, 0].set_ylabel("kept patches that are on the person, %")
+    axes[1, 0].set_ylabel("AP as a detector of the person, %")
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="lower center", ncols=len(DETECTORS), frameon=False)
+    figure.suptitle(f"{title}\ndashed: base rate {base_rate:.1f} (upper row), AP of a random order (lower row)", fontsize=10)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    return save(figure, path)
+
+
+if __name__ == "__main__":
+    run(main)
