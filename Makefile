@@ -2,6 +2,7 @@
 # make test   all tests
 # make lint   ruff
 # make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
+# make bench  speed and memory beside the plain formulation: the table of docs/performance.md (about ten minutes)
 # make setup  the environment in .venv; done by the others where needed
 # PYTHON=python3.12 make … chooses the interpreter that .venv is made with.
 
@@ -10,7 +11,7 @@ PY := .venv/bin/python
 INSTALLED := .venv/.installed
 DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
 
-.PHONY: setup demo study test lint
+.PHONY: setup demo study bench test lint
 
 setup: $(INSTALLED)
 
@@ -29,6 +30,9 @@ demo: setup
 study: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	code=0; for study in studies/*.yml; do $(PY) tools/study.py $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
+
+bench: setup
+	$(PY) tools/benchmark.py --json runs/benchmark.json
 
 test: setup
 	$(PY) -m pytest

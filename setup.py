@@ -19,6 +19,7 @@ setup(
         "scipy>=1.15",
         "tqdm>=4.66",
         "pillow>=10",
+        "simplejpeg>=1.8",
         "matplotlib>=3.8",
         "tensorboard>=2.16",
         "safetensors>=0.4",

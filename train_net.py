@@ -9,7 +9,7 @@ from datasets.loaders import train_loader
 from datasets.pictures import verify
 from engine.evaluate import make_test_data
 from engine.record import RECORD, recorded
-from engine.runtime import choose_device, log_to, set_seed
+from engine.runtime import choose_device, compile_model, log_to, set_seed
 from engine.train import BEST, CONFIG, LAST, METRICS, train
 from modeling import make_model
 from modeling.pretrained import load_pretrained
@@ -36,6 +36,8 @@ def main() -> None:
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
     report = load_pretrained(model.trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 

@@ -24,6 +24,7 @@ UNUSED = "nothing reads it, in DeMo neither: kept so that its files load, at its
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
+AMP = ("auto", "bf16", "fp16", "off")
 
 
 def finite(value) -> bool:
@@ -97,6 +98,8 @@ KEYS = (
     Key("MODEL.FROZEN", False, "keep the trunk's weights fixed; the camera embedding, PIFE and everything after it learn"),
     Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
     Key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", (False,), NOT_DEMO),
+    Key("MODEL.COMPILE", False, "compile the trunk's blocks (torch.compile), which takes up to half a minute at first and on a CPU "
+        "a C++ compiler"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
@@ -139,8 +142,8 @@ KEYS = (
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),
-    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; -1: one per CPU core, at most 8, none for pictures "
-        "in memory on a small machine", lambda value: value >= -1, "-1 or greater"),
+    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; -1: one per CPU core, at most 8, and a single one for "
+        "pictures in memory on two cores or fewer", lambda value: value >= -1, "-1 or greater"),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),
@@ -159,7 +162,7 @@ KEYS = (
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
     Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where MODEL.NO_MARGIN is False", *NOT_NEGATIVE),
     Key("SOLVER.AMP", "auto", "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
-        ("auto", "bf16", "fp16", "off")),
+        AMP),
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations; the last epoch is always evaluated", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
@@ -175,6 +178,8 @@ KEYS = (
     }.items() for name, default in unused.items()),
 
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
+    Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where the "
+        "hardware has it), bf16 or fp16", AMP),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
     Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "

@@ -21,7 +21,7 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
 
 class TripletDataset(Dataset):
-    """Samples as (images (3 modalities, 3, H, W), label, camera).
+    """Samples as (images: a (3, H, W) of each modality, label, camera).
 
     A key is an index, or (index, seed) where the transform draws its randomness from the seed.
     """
@@ -33,7 +33,7 @@ class TripletDataset(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int] | UserError:
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[list[torch.Tensor], int, int] | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         sample = self.samples[index]
         try:
@@ -41,7 +41,7 @@ class TripletDataset(Dataset):
         except UserError as error:
             return error  # raised in a loading process it would arrive wrapped in that process's stack trace
         with seeded(seed):
-            images = torch.stack([self.transform(picture) for picture in pictures])
+            images = [self.transform(picture) for picture in pictures]
         return images, self.labels[index], sample.camera
 
 
@@ -124,8 +124,8 @@ def collate(items: list) -> Batch | UserError:
     if error:
         return error
     images, labels, cameras = zip(*items, strict=True)
-    by_modality = dict(zip(MODALITIES, torch.stack(images, dim=1), strict=True))
-    return by_modality, torch.tensor(labels), torch.tensor(cameras)
+    by_modality = map(torch.stack, zip(*images, strict=True))
+    return dict(zip(MODALITIES, by_modality, strict=True)), torch.tensor(labels), torch.tensor(cameras)
 
 
 def cpu_cores() -> int:
@@ -137,7 +137,8 @@ def _loading(cfg: CfgNode, cache: bool) -> dict:
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
         cores = cpu_cores()
-        workers = 0 if cache and cores <= 2 else min(cores, 8)
+        # Pictures from memory are little work, but without a process to load ahead training waits for every batch.
+        workers = 1 if cache and cores <= 2 else min(cores, 8)
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
     # processes.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,

@@ -14,6 +14,7 @@ from datasets import Sample, reader_of
 from datasets.loaders import batches, test_loader
 from engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from engine.reranking import k_reciprocal
+from engine.runtime import choose_precision, inference
 from modeling import DeMo
 from modeling.demo import missing_modalities
 
@@ -68,24 +69,21 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
     return extract_cases(model, loader, [model.missing])[0]
 
 
-@torch.no_grad()
 def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
     """`extract_features` for several cases of missing modalities; the trunk sees every image once all the same.
 
-    Always in float32, as the reference evaluates: bfloat16 moved Rank-1 by a point on the synthetic pedestrians. Raises
-    `UserError` for features that are not finite, which would be ranked all the same.
+    In float32, as the reference evaluates, unless TEST.AMP says otherwise. Raises `UserError` for features that are not finite,
+    which would be ranked all the same.
     """
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     parts = [[] for _ in cases]
     widths = {}
-    for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
-        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
-        for found, patterns in zip(parts, model.patterns_of_cases(images, cameras.to(device), cases), strict=True):
-            widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
-            found.append(patterns[3].cpu())
-    model.train(was_training)
+    with inference(model, choose_precision(model.test_amp, device)):
+        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+            images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+            for found, patterns in zip(parts, model.patterns_of_cases(images, cameras.to(device), cases), strict=True):
+                widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
+                found.append(patterns[3].cpu())
     wholes = []
     while parts:  # freeing what has been joined: seven cases of a large data set take gigabytes
         wholes.append(torch.cat(parts.pop(0)))
@@ -156,7 +154,7 @@ def options(cfg: CfgNode) -> str:
     missing = [modality for modality in MODALITIES if modality in missing_modalities(cfg.TEST.MISS)]
     return "".join(f", {what}" for what, is_on in (
         (f"without {' and '.join(missing)}", missing), ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
-        ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
+        (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"), ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
         ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no")) if is_on)
 
 

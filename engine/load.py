@@ -6,7 +6,7 @@ from yacs.config import CfgNode
 from config import UserError
 from datasets import Sample, read_splits, reader_of
 from engine.checkpoint import load_weights, read_checkpoint
-from engine.runtime import choose_device, set_seed
+from engine.runtime import choose_device, compile_model, set_seed
 from modeling import DeMo, make_model
 
 
@@ -30,4 +30,7 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     if model.trunk.camera_embedding is not None and cameras > len(model.trunk.camera_embedding):
         raise UserError(f"The weights {checkpoint.path} know {len(model.trunk.camera_embedding)} cameras, but "
                         f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
-    return model.eval().to(device), found
+    model = model.eval().to(device)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
+    return model, found

@@ -16,12 +16,51 @@ BLOCK_ELEMENTS = 1 << 21
 """Numbers in a block of rows, about: a few such tensors exist at a time, and never one of N × N."""
 
 
+KEPT_ELEMENTS = 1 << 24
+"""Distances of all to all up to which they are kept, 64 MB; those of more samples are computed where they are needed."""
+STRIP = 256
+"""Columns of them that are computed at a time, below the diagonal alone; the fewer, the less above it and the slower each."""
+
+
 class Rows(NamedTuple):
     """A sparse matrix by rows: row r has `column` and `value` from start[r] to start[r + 1]."""
 
     start: torch.Tensor
     column: torch.Tensor
     value: torch.Tensor
+
+
+class Distances:
+    """Squared Euclidean distances of normalised samples (N, D) to all, by rows: `distances[rows]` is (rows, N) float32, ≥ 0.
+
+    Computed between distinct samples: of a picture that is in query and gallery both, each is exactly 0 from the other and as
+    far from any sample, however a processor adds up. Where all are there twice, half the products suffice, or a quarter.
+    """
+
+    def __init__(self, features: torch.Tensor) -> None:
+        self.distinct, self.place = features.unique(dim=0, return_inverse=True)
+        if len(self.distinct) == len(features):
+            self.distinct, self.place = features, torch.arange(len(features), device=features.device)
+        self.kept = self._kept() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        own = self.place[rows]
+        distance = self._between(self.distinct[own], self.distinct) if self.kept is None else self.kept[own]
+        distance.scatter_(1, own[:, None], 0)
+        return distance if len(self.distinct) == len(self.place) else distance.index_select(1, self.place)
+
+    def _kept(self) -> torch.Tensor:
+        """All distances of distinct samples: those below the diagonal are computed, by strips of columns, and mirrored."""
+        whole = self.distinct.new_empty(len(self.distinct), len(self.distinct))
+        for start in range(0, len(whole), STRIP):
+            strip = slice(start, start + STRIP)
+            whole[start:, strip] = self._between(self.distinct[start:], self.distinct[strip])
+            whole[strip, start + STRIP:] = whole[start + STRIP:, strip].T
+        return whole
+
+    @staticmethod
+    def _between(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return (some @ others.T).mul_(-2).add_(2).clamp_(min=0)
 
 
 @torch.no_grad()
@@ -41,37 +80,28 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     shapes = tuple(query_features.shape), tuple(gallery_features.shape)
     if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][1] != shapes[1][1] or 0 in shapes[0] + shapes[1]:
         raise ValueError(f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}.")
-    features = F.normalize(torch.cat([query_features.double(), gallery_features.double()]), dim=1)
-    nearest, farthest = _neighbours(features, max(k1 + 1, k2))
+    distances = Distances(torch.cat([F.normalize(side.double(), dim=1).float() for side in (query_features, gallery_features)]))
+    nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, :count + 1]) for count in (k1, round(k1 / 2)))
-    weights = _compress(_weights(features, farthest, wide, narrow))
+    weights = _compress(_weights(distances, farthest, wide, narrow))
     if k2 > 1:
         weights = _compress(_means(weights, nearest[:, :k2]))
     queries = len(query_features)
     result = _overlaps(weights, queries)
-    for rows in _blocks(torch.full((queries,), len(features))):
-        distance = (_distances(features, rows) / farthest[rows])[:, queries:]
+    for rows in _blocks(torch.full((queries,), len(nearest))):
+        distance = distances[rows][:, queries:] / farthest[rows]
         # The larger weights sum to 2 less the smaller ones, as each row sums to 1.
         jaccard = 1 - result[rows] / (2 - result[rows])
         result[rows] = (1 - lambda_value) * jaccard + lambda_value * distance
     return result
 
 
-def _distances(features: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Squared Euclidean distances of some rows of normalised features (N, D) float64 to all: (rows, N) float32, ≥ 0.
-
-    Products are rounded to float32 at the end: thus a picture that is in query and gallery both is exactly 0 from itself and
-    as far from any other, and no order hangs on how a processor adds up.
-    """
-    return 2 - 2 * (features[rows] @ features.T).float()
-
-
-def _neighbours(features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` nearest of every sample (N, count), itself first, and the distance of the farthest (N, 1)."""
-    places = torch.arange(len(features), device=features.device)
+    places = torch.arange(len(distances.place), device=distances.place.device)
     nearest, farthest = [], []
     for rows in progress(_blocks(torch.full_like(places, len(places))), "re-ranking: neighbours", unit="block"):
-        distance = _distances(features, rows)
+        distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
         distance.scatter_(1, places[rows, None], -1)
         # topk breaks ties as it likes. The bits of a float ≥ 0, read as an integer, are ordered as the floats are (those of
@@ -84,31 +114,33 @@ def _neighbours(features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
 
 def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
     """k-reciprocal sets: of the neighbours (N, k) of every sample those that have it among theirs, with N for the others."""
-    places = torch.arange(len(nearest), device=nearest.device)
+    places = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
+    short = nearest.int()  # what is read k times over
     return torch.cat([
-        nearest[rows].masked_fill((nearest[nearest[rows]] != places[rows, None, None]).all(2), len(places))
-        for rows in _blocks(torch.full_like(places, nearest.shape[1] ** 2))])
+        nearest[rows].masked_fill((short[nearest[rows]] != places[rows, None, None]).all(2), len(places))
+        for rows in _blocks(torch.full_like(places, nearest.shape[1] ** 2, dtype=torch.long))])
 
 
-def _weights(features: torch.Tensor, farthest: torch.Tensor, wide: torch.Tensor,
+def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
              narrow: torch.Tensor) -> Iterator[torch.Tensor]:
     """V in blocks (rows, N): exp(-distance) over the expanded set of every sample, normalised to sum 1.
 
     A sample's set of `wide` (N, K) takes in those of its members' sets of `narrow` (N, H) of which it has more than 2/3.
     """
-    samples = len(features)
+    samples = len(wide)
     narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # place N, which stands for nobody, has an empty set
-    sizes = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]))
-    for rows in progress(_blocks(sizes), "re-ranking: neighbourhoods", unit="block"):
+    sizes = (narrow < samples).sum(1, dtype=torch.int32)
+    elements = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]))
+    for rows in progress(_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
         members = wide[rows]
         inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device).scatter_(1, members, True)
         inside[:, samples] = False
         theirs = narrow[members]  # (rows, K, H)
-        shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2)
-        taken = 3 * shared > 2 * (theirs < samples).sum(2)
+        shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2, dtype=torch.int32)
+        taken = 3 * shared > 2 * sizes[members]
         inside.scatter_(1, theirs.masked_fill(~taken[:, :, None], samples).flatten(1), True)
-        weights = torch.exp(-_distances(features, rows) / farthest[rows]) * inside[:, :samples]
-        yield weights / weights.sum(1, keepdim=True)
+        weights = (distances[rows] / -farthest[rows]).exp_().mul_(inside[:, :samples])
+        yield weights.div_(weights.sum(1, keepdim=True))
 
 
 def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -120,7 +152,7 @@ def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
         total = value.new_zeros(len(counts) // k, samples)
         row = torch.arange(len(counts), device=counts.device) // k
         total.view(-1).scatter_add_(0, (row * samples).repeat_interleave(counts) + column, value)
-        yield total / k
+        yield total.div_(k)
 
 
 def _overlaps(weights: Rows, queries: int) -> torch.Tensor:

@@ -2,7 +2,9 @@
 import logging
 import os
 import random
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from config import UserError
+from modeling import DeMo
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
@@ -30,12 +33,11 @@ def choose_device(cfg: CfgNode) -> torch.device:
     return device
 
 
-def choose_precision(cfg: CfgNode, device: torch.device) -> torch.dtype | None:
-    """The type that autocast computes in, None for plain float32 (spec 7).
+def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
+    """The type that a value of SOLVER.AMP or TEST.AMP means on a device, None for plain float32 (spec 7).
 
     auto: bfloat16 where the hardware has it (AMX or AVX512-BF16 on CPUs, from Ampere on GPUs), float16 on older GPUs.
     """
-    mode = cfg.SOLVER.AMP
     if mode == "auto" and device.type == "cuda":
         mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     elif mode == "auto":
@@ -46,6 +48,29 @@ def choose_precision(cfg: CfgNode, device: torch.device) -> torch.dtype | None:
 def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager:
     """Mixed precision in `precision`, nothing where it is None."""
     return torch.autocast(device.type, dtype=precision, enabled=precision is not None)
+
+
+@contextmanager
+def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
+    """Inside, `model` evaluates, without gradients, its trunk with weights held in `precision` (None: as they are)."""
+    was_training, trunk = model.training, model.trunk
+    model.eval()
+    try:
+        with torch.no_grad():
+            model.trunk = trunk.held_in(precision) if precision else trunk
+            yield
+    finally:
+        model.trunk = trunk
+        model.train(was_training)
+
+
+def compile_model(model: DeMo, device: torch.device) -> None:
+    """Compile the model's trunk on `device` (MODEL.COMPILE). Raises `UserError` without the C++ compiler that CPUs need."""
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    if device.type == "cpu" and not any(map(shutil.which, compilers)):
+        raise UserError("MODEL.COMPILE is True, but there is no C++ compiler (g++ or clang++), which torch.compile needs on a "
+                        "CPU; install one, or set MODEL.COMPILE to False.")
+    model.trunk.compile_blocks()
 
 
 def set_seed(seed: int) -> None:

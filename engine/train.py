@@ -2,7 +2,7 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from config import UserError
 from config.files import write_json
 from config.progress import progress
-from datasets.loaders import batches
+from datasets.loaders import Batch, batches
 from engine.checkpoint import save_checkpoint
 from engine.evaluate import TestData, as_record, as_table, evaluate
 from engine.optim import make_center_optimizer, make_optimizer, make_scheduler
@@ -30,11 +30,12 @@ METRICS, LAST, BEST, CONFIG = "metrics.json", "last.pth", "best.pth", "config.ym
 
 @dataclass
 class Meter:
-    """Means over an epoch, weighted by batch size."""
+    """Means over an epoch, weighted by batch size, and how much of it was spent waiting for data."""
 
     loss: float = 0.0
     accuracy: float = 0.0
     seen: int = 0
+    waited: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
     def update(self, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> None:
@@ -43,10 +44,22 @@ class Meter:
         self.accuracy = self.accuracy + (scores.detach().argmax(dim=1) == labels).sum()
         self.seen += len(labels)
 
+    def timed(self, loaded: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; the time until each is there counts as waited."""
+        iterator = iter(loaded)
+        while True:
+            asked = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
     def means(self) -> dict[str, float]:
-        """Loss, accuracy and triplets per second so far."""
+        """Loss, accuracy, triplets per second and the share of the time that was waited for data, so far."""
+        seconds = time.perf_counter() - self.started
         return {"loss": float(self.loss) / self.seen, "accuracy": float(self.accuracy) / self.seen,
-                "rate": self.seen / (time.perf_counter() - self.started)}
+                "rate": self.seen / seconds, "waited": self.waited / seconds}
 
 
 def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, output: Path) -> list[dict]:
@@ -56,7 +69,7 @@ def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, ou
     picture that cannot be read and a loss that is no longer finite.
     """
     device = next(model.parameters()).device
-    precision = choose_precision(cfg, device)
+    precision = choose_precision(cfg.SOLVER.AMP, device)
     logger.info("device %s, precision %s", device, precision or torch.float32)
     optimizer = make_optimizer(cfg, model)
     center_losses = make_center_losses(cfg, model.num_class, list(model.widths.values())).to(device)
@@ -95,7 +108,7 @@ def _train_epoch(cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList, loader
     device = next(model.parameters()).device
     model.train()
     meter = Meter()
-    bar = progress(batches(loader), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", len(loader), unit="batch")
+    bar = progress(meter.timed(batches(loader)), f"epoch {epoch}/{cfg.SOLVER.MAX_EPOCHS}", len(loader), unit="batch")
     for iteration, (images, labels, cameras) in enumerate(bar, start=1):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         labels = labels.to(device, non_blocking=True)
@@ -117,8 +130,8 @@ def _train_epoch(cfg: CfgNode, model: DeMo, center_losses: nn.ModuleList, loader
     means = meter.means()
     _check_finite(means["loss"], epoch)
     rate = max(group["lr"] for group in optimizers[0].param_groups)
-    logger.info("epoch %d: loss %.3f, accuracy %.1f %%, lr %.2e, %.0f triplets/s", epoch, means["loss"],
-                100 * means["accuracy"], rate, means["rate"])
+    logger.info("epoch %d: loss %.3f, accuracy %.1f %%, lr %.2e, %.0f triplets/s, waited %.1f %% for data", epoch,
+                means["loss"], 100 * means["accuracy"], rate, means["rate"], 100 * means["waited"])
     return {"loss": means["loss"], "accuracy": means["accuracy"], "lr": rate}
 
 

@@ -44,7 +44,7 @@ class DeMo(nn.Module):
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
-        self.missing = missing_modalities(cfg.TEST.MISS)
+        self.missing, self.test_amp = missing_modalities(cfg.TEST.MISS), cfg.TEST.AMP
         self.after_neck = cfg.TEST.NECK_FEAT == "after"
         self.trunk = Trunk(cfg, camera_num)
         width = self.trunk.width

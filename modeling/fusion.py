@@ -1,9 +1,12 @@
 """HDM and ATMoE, DeMo's fusion of the three modalities (spec 5; DeMo, AAAI 2025).
 
 HDM decouples them into one feature per subset of the modalities; ATMoE weighs the seven features by experts. Both are
-written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product.
+written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are never copied:
+the trunk's patches are strided views, which torch.bmm takes as they are.
 """
 import math
+from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,9 @@ from config import MODALITIES, UserError
 SUBSETS = {"r": ("RGB",), "n": ("NI",), "t": ("TI",), "rn": ("RGB", "NI"), "rt": ("RGB", "TI"), "nt": ("NI", "TI"),
            "rnt": ("RGB", "NI", "TI")}
 """The modalities that each of HDM's seven queries attends to, by DeMo's names."""
+
+HOLDERS = {modality: [subset for subset, modalities in SUBSETS.items() if modality in modalities] for modality in MODALITIES}
+"""The four subsets that hold a modality. Only these 12 pairs (subset, modality) are computed."""
 
 HEAD_WIDTH = 64
 """Channels of one of HDM's attention heads."""
@@ -43,8 +49,6 @@ class HDM(nn.Module):
             # As torch's attention starts.
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
-        absent = [[modality not in subset for modality in MODALITIES] for subset in SUBSETS.values()]
-        self.register_buffer("absent", torch.tensor(absent), persistent=False)
 
     def forward(self, patches: dict[str, torch.Tensor], globals_: dict[str, torch.Tensor]) -> torch.Tensor:
         """Patch tokens (B, N, C) and globals (B, C) by modality → features of the subsets (B, 7, C).
@@ -53,29 +57,59 @@ class HDM(nn.Module):
         are tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. Dropout leaves weights
         that do not sum to 1, so their sum multiplies b_v.
         """
-        tokens = torch.cat([part for modality in MODALITIES
-                            for part in (globals_[modality].unsqueeze(1), patches[modality])], dim=1)
-        weights = self.attention(tokens)
-        pooled = (weights.flatten(1, 2) @ tokens).view(*weights.shape[:3], -1)
-        _, _, value_weight = self._by_head(self.in_proj_weight)
-        _, _, value_bias = self._by_head(self.in_proj_bias)
-        values = torch.einsum("bshc,shdc->bshd", pooled, value_weight) + weights.sum(-1, keepdim=True) * value_bias
-        return torch.einsum("bsc,sdc->bsd", values.flatten(2), self.out_proj_weight) + self.out_proj_bias
+        # One unbind of all: taking a part at a time would fill a gradient as large as the whole for every part.
+        matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
+        query_weights, key_weights, value_weights = (matrices[part::3] for part in range(3))
+        query_bias, _, value_bias = self.in_proj_bias.chunk(3, dim=1)
+        weights = self.attention(patches, globals_, self.keys(query_weights, query_bias, key_weights))
+        pooled = self.pool(weights, patches, globals_)
+        values, sums = [], []
+        for (subset, modalities), weight in zip(SUBSETS.items(), value_weights, strict=True):
+            tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])  # sum() would add 0 first
+            values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
+            sums.append(sum(weights[subset, modality].sum(dim=-1) for modality in modalities))
+        bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias.unflatten(1, (self.heads, HEAD_WIDTH))
+        values = (torch.stack(values, dim=1) + bias).flatten(2)
+        return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, values) + self.out_proj_bias
 
-    def attention(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens (B, 3L, C), the modalities one after the other → attention weights (B, 7, heads, 3L)."""
-        query_weight, key_weight, _ = self._by_head(self.in_proj_weight)
-        query_bias, _, _ = self._by_head(self.in_proj_bias)
-        query = torch.einsum("sc,shdc->shd", self.query, query_weight) + query_bias
-        seen_as_key = torch.einsum("shd,shdc->shc", query / math.sqrt(HEAD_WIDTH), key_weight)
-        scores = torch.einsum("btc,shc->bsht", tokens, seen_as_key)
-        absent = self.absent.repeat_interleave(tokens.shape[1] // len(MODALITIES), dim=1)
-        weights = scores.masked_fill(absent[:, None, :], -torch.inf).softmax(dim=-1)
-        return F.dropout(weights, self.dropout, self.training)
+    def keys(self, query_weights: Sequence[torch.Tensor], query_bias: torch.Tensor,
+             key_weights: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """W_kᵀq, what each subset's heads multiply tokens with to score them: (heads, C) by subset."""
+        keys = {}
+        for subset, query, *projection, key_weight in zip(SUBSETS, self.query, query_weights, query_bias, key_weights,
+                                                          strict=True):
+            query = F.linear(query.unsqueeze(0), *projection) / math.sqrt(HEAD_WIDTH)
+            keys[subset] = (query.view(self.heads, 1, HEAD_WIDTH) @ self._by_head(key_weight)).squeeze(1)
+        return keys
 
-    def _by_head(self, projection: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(7, 3C, …) → the query's, key's and value's part (7, heads, 64, …)."""
-        return projection.unflatten(1, (3, self.heads, HEAD_WIDTH)).unbind(1)
+    def attention(self, patches: dict[str, torch.Tensor], globals_: dict[str, torch.Tensor],
+                  keys: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+        """→ weights (B, heads, 1 + N) by (subset, modality), the global's first; without dropout a subset's sum to 1."""
+        scores, weights = {}, {}
+        for modality, subsets in HOLDERS.items():
+            tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
+            seen = torch.cat([F.linear(globals_[modality], key).unsqueeze(-1),
+                              torch.bmm(key.expand(len(tokens), -1, -1), tokens.transpose(1, 2))], dim=-1)
+            scores |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
+        for subset, modalities in SUBSETS.items():
+            own = torch.cat([scores[subset, modality] for modality in modalities], dim=-1).softmax(dim=-1)
+            parts = F.dropout(own, self.dropout, self.training).chunk(len(modalities), dim=-1)
+            weights |= {(subset, modality): part for modality, part in zip(modalities, parts, strict=True)}
+        return weights
+
+    def pool(self, weights: dict[tuple[str, str], torch.Tensor], patches: dict[str, torch.Tensor],
+             globals_: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+        """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
+        pooled = {}
+        for modality, subsets in HOLDERS.items():
+            own = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
+            sums = torch.bmm(own[..., 1:], patches[modality]).add_(own[..., :1] * globals_[modality].unsqueeze(1))
+            pooled |= {(subset, modality): part for subset, part in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)}
+        return pooled
+
+    def _by_head(self, projection: torch.Tensor) -> torch.Tensor:
+        """(C, C) → (heads, 64, C)."""
+        return projection.unflatten(0, (self.heads, HEAD_WIDTH))
 
 
 class ATMoE(nn.Module):
@@ -105,7 +139,7 @@ class ATMoE(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """HDM's features (B, 7, C) → the weighed features, concatenated (B, 7C)."""
         inputs = features.unflatten(2, (self.heads, self.head_width)).transpose(1, 2).flatten(1, 2)  # (B, heads·7, d)
-        experts = torch.einsum("bec,edc->bed", inputs, self.expert_weight) + self.expert_bias
+        experts = torch.einsum("edc,bec->bed", self.expert_weight, inputs) + self.expert_bias
         experts = self.norm(self.activation(experts).flatten(1)).view_as(experts)
         weighed = experts.unflatten(1, (self.heads, -1)) * self.gates(features).unsqueeze(-1)
         return weighed.transpose(1, 2).flatten(1)
@@ -113,5 +147,6 @@ class ATMoE(nn.Module):
     def gates(self, features: torch.Tensor) -> torch.Tensor:
         """HDM's features (B, 7, C) → each head's weights of the seven (B, heads, 7), summing to 1."""
         query = self.query(self.gate(features.flatten(1))).unflatten(1, (self.heads, self.head_width))
-        key = self.key(features).unflatten(2, (self.heads, self.head_width))
-        return (torch.einsum("bhd,behd->bhe", query, key) * self.head_width ** -0.5).softmax(dim=-1)
+        # One query per head for seven features: it is taken through the key's projection, not the features (as in HDM).
+        query = torch.einsum("hdc,bhd->bhc", self.key.weight.unflatten(0, (self.heads, self.head_width)), query)
+        return (torch.einsum("bhc,bec->bhe", query, features) * self.head_width ** -0.5).softmax(dim=-1)

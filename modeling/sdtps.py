@@ -22,8 +22,10 @@ def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
     tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1].
     """
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-        patches = F.normalize(tokens.float(), dim=-1)
-        similarity = torch.einsum("...nc,g...c->g...n", patches, F.normalize(guides.float(), dim=-1))
+        tokens = tokens.float()
+        # Divided by the patches' norms after the product: there are far fewer products than numbers in the tokens.
+        products = torch.einsum("...nc,g...c->g...n", tokens, F.normalize(guides.float(), dim=-1))
+        similarity = products / tokens.norm(dim=-1).clamp_min(1e-12)
         low, high = similarity.aminmax(dim=-1, keepdim=True)
         return (similarity - low) / (high - low + 1e-8)
 
@@ -54,12 +56,24 @@ def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -
 
 
 def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C); zeros where S is 0.
+    """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C).
 
     In float32 under autocast too: the small gradients of a softmax drown in half precision.
     """
     with torch.autocast(tokens.device.type, enabled=False):
         return logits.float().softmax(dim=-1) @ tokens.float()
+
+
+def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+    """Mean of the dropped tokens with the softmax of their scores as weights; zeros where none is dropped.
+
+    tokens (B, N, C), score (B, N), dropped (B, N) of 0 and 1 → (B, 1, C). Softmax and mean of a part are those of all with
+    the others' weights set to 0, so that no token is copied. In float32 as `softmax_mean`.
+    """
+    with torch.autocast(tokens.device.type, enabled=False):
+        share = score.float().softmax(dim=-1) * dropped.float()
+        share = share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
+        return share.unsqueeze(1) @ tokens.float()
 
 
 def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
@@ -93,20 +107,22 @@ class TokenSparse(nn.Module):
 
     def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
         """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
-        keep = self.keep
         score = self.score(tokens, guides, weights)
         has_noise = self.use_gumbel and self.training
         noisy = score + gumbel_noise(score) if has_noise else score
         # Choosing by the noisy scores samples without replacement from softmax(score) (Gumbel-top-k, Kool et al. 2019);
         # otherwise the noise shapes the gradient alone.
-        order = (noisy if self.gumbel_select else score).detach().argsort(dim=-1, descending=True, stable=True)
-        ordered = tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
-        extra = softmax_mean(ordered[:, keep:], score.gather(1, order)[:, keep:].unsqueeze(1))
+        chosen = (noisy if self.gumbel_select else score).detach()
+        order = chosen.argsort(dim=-1, descending=True, stable=True)  # stable: of equal patches the first
+        kept, dropped = order[:, :self.keep], order[:, self.keep:]
+        sample = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1)
+        # Indexed, not gathered by an index as large as the tokens, which takes several times as long on a CPU.
+        selected = tokens[sample, kept]
+        extra = mean_of_dropped(tokens, score, torch.zeros_like(score).scatter(1, dropped, 1.0))
 
-        decision = torch.zeros_like(score).scatter(1, order[:, :keep], 1.0)
-        if has_noise:
-            decision = straight_through_mask(noisy, decision, self.gumbel_tau)
-        return ordered[:, :keep], extra, decision, decision.gather(1, order[:, :keep])
+        hard = torch.zeros_like(score).scatter(1, kept, 1.0)
+        decision = straight_through_mask(noisy, hard, self.gumbel_tau) if has_noise else hard
+        return selected, extra, decision, decision.gather(1, kept)
 
 
 class TokenAggregation(nn.Module):

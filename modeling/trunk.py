@@ -1,9 +1,11 @@
 """The trunk: one timm Vision Transformer that the three modalities share (spec 2)."""
+import copy
 from functools import partial
 
 import timm
 import torch
-from timm.layers import PatchEmbed
+import torch.nn.functional as F
+from timm.layers import Mlp, PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
@@ -15,6 +17,12 @@ CLIP_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
 CLIP_WIDTH = 512
 """Width of CLIP's joint space, which its projection maps every token to."""
 
+QUICK_GELU = 1.702
+
+CHUNK = 32
+"""Images that pass through the trunk together on a CPU where no gradient is wanted: what lies between two products then
+stays in the cache, and memory does not grow with the batch."""
+
 
 class StridedPatchEmbed(PatchEmbed):
     """timm's patch embedding with a stride of its own: below the patch size, patches overlap."""
@@ -25,6 +33,27 @@ class StridedPatchEmbed(PatchEmbed):
         self.grid_size = tuple((side - patch) // step + 1
                                for side, patch, step in zip(self.img_size, self.patch_size, stride, strict=True))
         self.num_patches = self.grid_size[0] * self.grid_size[1]
+
+
+class QuickGELUMlp(Mlp):
+    """timm's MLP of a block with quick GELU, in fewer passes over its widest tensor.
+
+    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702: both factors go into the weights around it, which are smaller than the
+    activations, so that one operation is left that keeps one tensor for its gradient, in place of three that keep two.
+    """
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(B, N, C) → (B, N, C)."""
+        hidden = F.silu(F.linear(tokens, QUICK_GELU * self.fc1.weight, QUICK_GELU * self.fc1.bias))
+        return F.linear(hidden, self.fc2.weight / QUICK_GELU, self.fc2.bias)
+
+    @torch.no_grad()
+    def fold(self) -> nn.Sequential:
+        """The same for inference, with the factors in this module's own weights for good: they are changed in place."""
+        self.fc1.weight *= QUICK_GELU
+        self.fc1.bias *= QUICK_GELU
+        self.fc2.weight /= QUICK_GELU
+        return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
 
 
 class Trunk(nn.Module):
@@ -43,9 +72,9 @@ class Trunk(nn.Module):
         self.width = CLIP_WIDTH if self.is_clip else self.vit.embed_dim
         self.grid_size = self.vit.patch_embed.grid_size
         self.num_patches = self.vit.patch_embed.num_patches
-        # On CPUs torch's fused attention is about as fast as plain matrix products in float32 and slower in bfloat16, for
-        # small trunks several times (tools/benchmark_attention.py).
-        self.plain_attention_on = ("cpu",)
+        self.fused_attention: bool | None = None
+        """torch's fused attention or plain matrix products; None chooses by device and precision."""
+        self.is_compiled = False
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
         # The published ImageNet trunk has no camera embedding for a single camera; CLIP's always has one.
@@ -53,16 +82,54 @@ class Trunk(nn.Module):
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
-    def _choose_attention(self, device: torch.device) -> None:
-        for module in self.vit.modules():
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = device.type not in self.plain_attention_on
-
     def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
-        vit = self.vit
         self._choose_attention(images.device)
-        patches = vit.patch_embed(images)
+        if torch.is_grad_enabled():
+            tokens = self._tokens(images, cameras)
+        else:
+            chunk = CHUNK if images.device.type == "cpu" else len(images)
+            tokens = torch.cat([self._tokens(*part) for part in zip(images.split(chunk), cameras.split(chunk), strict=True)])
+        return tokens[:, 1:], tokens[:, 0]
+
+    def compile_blocks(self, **options: bool) -> None:
+        """Compile the transformer's blocks, all as one, when they first run: torch.compile's options for its backend."""
+        self.is_compiled = True
+        for block in self.vit.blocks:
+            block.compile(options=options)
+
+    def held_in(self, precision: torch.dtype) -> "Trunk":
+        """A copy for inference whose weights are held and multiplied in `precision`; its tokens are float32 again.
+
+        Compiled where this one is, with its weights as constants, which torch then lays out as its products read them best.
+        """
+        trunk = copy.deepcopy(self).requires_grad_(False)
+        for block in trunk.vit.blocks if trunk.is_clip else ():
+            block.mlp = block.mlp.fold()
+        trunk.to(precision)
+        if self.is_compiled:
+            trunk.compile_blocks(freezing=True)
+        return trunk
+
+    def fuses_attention(self, device: torch.device, in_half: bool) -> bool:
+        """Whether attention is torch's fused one, in half precision or not; `fused_attention` decides where it is not None.
+
+        In bfloat16 on CPUs the fused one was several times slower for small trunks. Elsewhere it is the faster one, and it
+        keeps no (N + 1)² weights for its gradient.
+        """
+        chosen = device.type != "cpu" or not in_half
+        return chosen if self.fused_attention is None else self.fused_attention
+
+    def _choose_attention(self, device: torch.device) -> None:
+        in_half = torch.is_autocast_enabled(device.type) or self.vit.pos_embed.dtype in (torch.bfloat16, torch.float16)
+        for module in self.vit.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = self.fuses_attention(device, in_half)
+
+    def _tokens(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → class and patch tokens (B, 1 + N, C)."""
+        vit = self.vit
+        patches = vit.patch_embed(images.to(vit.pos_embed.dtype))
         class_token = vit.cls_token.expand(len(images), -1, -1)
         if self.camera_embedding is not None:
             camera = self.camera_weight * self.camera_embedding[cameras]
@@ -72,11 +139,12 @@ class Trunk(nn.Module):
         tokens = vit.pos_drop(torch.cat([class_token, patches], dim=1) + vit.pos_embed)
         # timm's head is CLIP's projection, applied to every token, and the identity for other trunks.
         tokens = vit.head(vit.norm(vit.blocks(vit.norm_pre(tokens))))
-        return tokens[:, 1:], tokens[:, 0]
+        # Weights in half precision are the trunk's alone; under autocast what follows wants the tokens as they are.
+        return tokens if torch.is_autocast_enabled(images.device.type) else tokens.to(images.dtype)
 
 
 def _build_clip(cfg: CfgNode) -> VisionTransformer:
-    vit = _create(cfg, CLIP_IN_TIMM)
+    vit = _create(cfg, CLIP_IN_TIMM, mlp_layer=QuickGELUMlp)
     vit.head = nn.Linear(vit.embed_dim, CLIP_WIDTH, bias=False)
     return vit
 

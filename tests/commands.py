@@ -19,8 +19,7 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 TRUNK_WIDTH = 64
 SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/profile_flops.py", "tools/draw_curves.py",
-           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/selection_quality.py",
-           "tools/benchmark_fusion.py")
+           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/selection_quality.py")
 ONE_LINE = "error: "
 
 

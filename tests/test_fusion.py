@@ -1,5 +1,6 @@
 """HDM and ATMoE: their shortcuts against seven real attentions and an expert after the other."""
 import copy
+from itertools import cycle
 
 import pytest
 import torch
@@ -115,13 +116,12 @@ def same_dropout(monkeypatch):
     def share(mask):
         length = mask.shape[-1] // len(MODALITIES)
         parts = dict(zip(MODALITIES, mask.split(length, dim=-1), strict=True))
-        masks = iter([torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
-                      for place, modalities in enumerate(MODALITIES_OF.values())])
+        masks = cycle([torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
+                       for place, modalities in enumerate(MODALITIES_OF.values())])
 
         def dropout(weights, p=0.5, training=True, inplace=False):
             assert (p, training) == (0.1, True)
-            kept = mask if weights.shape == mask.shape else next(masks)
-            return weights * kept.reshape(weights.shape).to(weights.dtype) / (1 - p)
+            return weights * next(masks).reshape(weights.shape).to(weights.dtype) / (1 - p)
 
         monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
 
@@ -166,21 +166,34 @@ def test_the_value_bias_is_dropped_with_the_weights(same_dropout):
 def test_dropout_acts_in_training_alone():
     torch.manual_seed(0)
     hdm = HDM(128)
-    tokens = torch.randn(16, 3 * 33, 128)
-    whole = hdm.eval().attention(tokens)
-    assert torch.equal(hdm.attention(tokens), whole)
-    assert torch.allclose(whole.sum(dim=-1), torch.ones(16, 7, 2))
+    patches, globals_ = random_tokens(128, 128, 16, dtype=torch.float32)
+    keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
+
+    def attention():
+        """→ {subset: (B, heads, tokens of its modalities)}."""
+        weights = hdm.attention(patches, globals_, keys)
+        return {subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
+                for subset, modalities in SUBSETS.items()} | weights
+
+    hdm.eval()
+    whole = attention()
+    assert whole.keys() == SUBSETS.keys(), "absent modalities have no weights"
+    for subset, same in attention().items():
+        assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
+        assert torch.allclose(same.sum(dim=-1), torch.ones(16, 2))
+    hdm.train()
     torch.manual_seed(1)
-    left = hdm.train().attention(tokens)
-    present = whole > 0
-    assert present.float().mean() == pytest.approx(12 / 21)  # the subsets hold 12 of 7·3 modalities
-    dropped = (left == 0) & present
-    assert dropped[present].float().mean() == pytest.approx(0.1, abs=0.01)
-    assert torch.allclose(left[~dropped], whole[~dropped] / 0.9)
+    left, others = attention(), attention()
+    draws = []
+    for subset, kept in left.items():
+        dropped = kept == 0
+        assert whole[subset].gt(0).all()
+        assert dropped.float().mean() == pytest.approx(0.1, abs=0.01)
+        assert torch.allclose(kept[~dropped], whole[subset][~dropped] / 0.9)
+        assert not torch.equal(kept, others[subset])
+        draws += dropped[..., :129].flatten(0, 1)
     # Every sample, subset and head is drawn on its own.
-    for part in (dropped[:, 6], dropped[:, 6, 0], dropped[0], dropped[0, 6]):
-        assert len(part.flatten(1).unique(dim=0)) == len(part)
-    assert not torch.equal(hdm.attention(tokens), left)
+    assert len(torch.stack(draws).unique(dim=0)) == len(draws)
 
 
 def test_absent_modalities_do_not_reach_a_subsets_feature():

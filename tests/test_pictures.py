@@ -42,6 +42,31 @@ def picture(path, width, height=40):
     return str(path), torch.from_numpy(pixels).permute(2, 0, 1)
 
 
+@pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
+def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeypatch, library):
+    if library == "Pillow":
+        monkeypatch.setattr("datasets.pictures.simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
+    pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)
+    path = tmp_path / "picture.jpg"
+    kinds = [(mode, {"subsampling": subsampling, "progressive": progressive, "quality": quality})
+             for mode in ("RGB", "L") for subsampling in (0, 1, 2) for progressive in (False, True) for quality in (30, 95)]
+    for size in ((41, 23), (1, 1), (16, 8), (3, 17)):
+        for mode, how in [*kinds, ("RGB", {"keep_rgb": True}), ("CMYK", {})]:
+            Image.fromarray(pixels[:size[0], :size[1]]).convert(mode).save(path, **how)
+            found = decode(str(path))
+            assert found.dtype == torch.uint8 and found.shape == (3, *size)
+            assert np.array_equal(found.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))), (mode, how)
+
+
+def test_a_rotation_in_the_header_is_left_alone(tmp_path):
+    header = Image.Exif()
+    header[0x0112] = 6
+    Image.new("RGB", (5, 7)).save(tmp_path / "picture.jpg", exif=header)
+    assert decode(str(tmp_path / "picture.jpg")).shape == (3, 7, 5)
+
+
 def test_a_triplet_is_three_pictures_or_the_thirds_of_one(tmp_path):
     paths, expected = zip(*(picture(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
     for ours, theirs in zip(decode_triplet(Sample(paths, 1, 0)), expected, strict=True):

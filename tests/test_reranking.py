@@ -1,8 +1,10 @@
 """k-reciprocal re-ranking against the reference system's numbers and against plain loops."""
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import load_case
+from reference import demo_ranking
 from reference import reranking as plain
 from test_metrics import LargestResult
 
@@ -70,6 +72,22 @@ def test_random_features_against_loops(queries, gallery, settings, spread):
     assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))
 
 
+@pytest.mark.parametrize(("queries", "gallery", "settings"), [(7, 30, (5, 3, 0.3)), (20, 60, (10, 1, 0.0)), (25, 40, ())])
+def test_whole_matrices_agree_with_the_loops(queries, gallery, settings):
+    sides = [F.normalize(side, dim=1) for side in clustered(queries + 100, queries, gallery)]
+    found = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings, dtype=np.float32)
+    assert np.abs(found - by_loops(*sides, *settings).numpy()).max() < 5e-6
+    halves = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings)
+    assert np.abs(halves - found).max() < 5e-3
+
+
+@pytest.mark.parametrize(("queries", "gallery", "settings"), [(100, 300, ()), (60, 200, (20, 6, 0.3)), (150, 150, (9, 4, 0.1))])
+def test_many_features_against_whole_matrices(queries, gallery, settings):
+    sides = [F.normalize(side, dim=1) for side in clustered(queries + gallery, queries, gallery, identities=15, dim=64)]
+    expected = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings, dtype=np.float32)
+    assert (k_reciprocal(*sides, *settings) - torch.from_numpy(expected)).abs().max() < 5e-6
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbourhoods_that_are_expanded(seed):
     k1 = 8 + seed
@@ -98,12 +116,20 @@ def test_more_twins_than_neighbours(k2):
     assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2))
 
 
-def test_twins_are_exactly_as_far():
+@pytest.mark.parametrize("kept", [0, 300**2])
+def test_twins_are_exactly_as_far(monkeypatch, kept):
     """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
-    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517)).double(), dim=1).repeat(3, 1)
-    distance = torch.cat([reranking._distances(features, slice(start, start + 7)) for start in range(0, 300, 7)])
+    monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
+    monkeypatch.setattr(reranking, "STRIP", 37)
+    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517)), dim=1)
+    distances = reranking.Distances(features.repeat(3, 1))
+    assert len(distances.distinct) == 100
+    distance = torch.cat([distances[start:start + 7] for start in range(0, 300, 7)])
     assert (distance.diagonal() == 0).all()
-    assert torch.equal(distance, distance[:100, :100].repeat(3, 3))
+    assert torch.equal(distance, distance[:, :100].repeat(1, 3))
+    assert torch.allclose(distance[:100, :100], torch.cdist(features, features).square(), atol=1e-6)
+    if kept:
+        assert torch.equal(distance, distance[:100].repeat(3, 1))
 
 
 def test_features_that_are_all_the_same():
@@ -130,7 +156,9 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     sides = samples[:20], samples  # with ties
     whole = k_reciprocal(*sides, 9, 4)
     monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
-    assert_same(k_reciprocal(*sides, 9, 4), whole)
+    for kept in (reranking.KEPT_ELEMENTS, 0):
+        monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
+        assert_same(k_reciprocal(*sides, 9, 4), whole)
 
 
 @pytest.mark.parametrize("elements", [1, 7, 1000])
@@ -144,6 +172,7 @@ def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
 
 def test_all_pairs_are_never_there_at_once(monkeypatch):
     monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 8000)
+    monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
     sides = clustered(9, 10, 590, identities=60)
     with LargestResult() as watched:
         k_reciprocal(*sides, 6, 3)

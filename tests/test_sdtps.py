@@ -81,9 +81,10 @@ def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio,
 
 
 def assert_gradients_equal(found, expected):
-    """To 1e-5 per layer, weight and bias together: a bias alone may be zero but for rounding. No gradient is zeros."""
-    for layer in {name.rpartition(".")[0] or name for name in expected}:
-        names = [name for name in expected if (name.rpartition(".")[0] or name) == layer]
+    """To 1e-5 per layer, its weight, bias and scale together: one number's gradient may be zero but for rounding."""
+    layers = {name: name.replace("aggr.scale", "aggr.weight.3.scale").rpartition(".")[0] or name for name in expected}
+    for layer in set(layers.values()):
+        names = [name for name in expected if layers[name] == layer]
         exact = flat(expected[name] for name in names)
         if exact.eq(0).all():
             assert flat(found[name] for name in names).eq(0).all(), layer

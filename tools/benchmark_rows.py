@@ -4,7 +4,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
     what: str
     reference: float | None
-    ours: float
+    ours: float | None
     unit: str
     ratio: float | None
     """How many times better ours is."""
@@ -33,6 +33,31 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
     ratio = seconds["reference"] / seconds["ours"]
     target = {} if at_least is None else {"target": f"≥ {at_least:g}×", "met": ratio >= at_least}
     return Row(what, seconds["reference"], seconds["ours"], "s", ratio, **target)
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table; where there is no target, the last two columns are empty."""
+    lines = [("what", "reference", "ours", "times better", "target", "met"), ("---",) * 6]
+    for row in rows:
+        lines.append((row.what, _with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit),
+                      "" if row.ratio is None else f"{_digits(row.ratio)}×", row.target,
+                      {None: "", True: "yes", False: "no"}[row.met]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    if unit == "s" and value < 1:
+        value, unit = 1000 * value, "ms"
+    return f"{_digits(value)} {unit}".strip()
+
+
+def _digits(value: float) -> str:
+    """Three digits, or more before the point; a number without unit just below 1, such as a cosine, has five."""
+    if 0.99 < value < 1:
+        return f"{value:.5f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,

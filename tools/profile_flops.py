@@ -13,12 +13,13 @@ from yacs.config import CfgNode
 
 from config import MODALITIES, with_values
 from config.cli import config_parser, parse, positive_int, run
+from engine.runtime import inference
 from modeling import DeMo, make_model
 from modeling.fusion import SUBSETS
 
-# One operation per number of the result; and what only moves or compares numbers.
-PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "softmax", "sub",
-               "sum")
+# One operation per number of the result, for silu, which stands for quick GELU, three; and what only moves or compares numbers.
+PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "silu", "softmax",
+               "sub", "sum")
 FREE = ("aminmax", "argsort", "expand_as", "repeat", "repeat_interleave", "scatter", "unflatten", "view_as")
 PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
@@ -63,14 +64,19 @@ def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
         from fvcore.nn import FlopCountAnalysis
         from fvcore.nn.jit_handles import elementwise_flop_counter
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
-    analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
-    analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
-    analysis.set_op_handle(**{f"aten::{name}": elementwise_flop_counter(0, 1) for name in PER_ELEMENT})
-    analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
-    analysis.uncalled_modules_warnings(False)  # the heads, which evaluation does not call
-    macs = analysis.by_module()
-    if left := analysis.unsupported_ops():
-        raise RuntimeError(f"operators without a rule: {', '.join(sorted(left))}")
+    # As for inference, where quick GELU's factors do not multiply the weights once a batch.
+    with inference(model, torch.float32):
+        if model.trunk.fused_attention is None:
+            model.trunk.fused_attention = False  # the plain form shows its softmax
+        analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
+        analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
+        analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
+                                  for name in PER_ELEMENT for in_place in ("", "_")})
+        analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
+        analysis.uncalled_modules_warnings(False)  # the heads, which evaluation does not call
+        macs = analysis.by_module()
+        if left := analysis.unsupported_ops():
+            raise RuntimeError(f"operators without a rule: {', '.join(sorted(left))}")
     return macs
 
 

@@ -34,6 +34,15 @@ def modalities_that_are_seen(cfg):
             if not torch.allclose(model({**images, modality: images[modality] + 1}, cameras), expected)}
 
 
+@effect("TEST.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+def type_of_the_trunks_products_in_evaluation(cfg):
+    model, seen = model_of(cfg), set()
+    model.trunk.vit.blocks.register_forward_hook(lambda blocks, inputs, tokens: seen.add(tokens.dtype))
+    assert extract_features(model, test_data_of(cfg).loader)[3].dtype == torch.float32
+    (found,) = seen
+    return found
+
+
 @effect("TEST.NECK_FEAT", {"before": "before", "after": "after"})
 @torch.no_grad()
 def place_of_the_features_in_the_neck(cfg):

@@ -12,6 +12,7 @@ import engine.train
 import train_net
 from config import with_values
 from effects.base import LABELS, effect, images_of, is_told, model_of
+from engine.load import load_model_and_data
 from engine.metrics import Ranking
 from engine.runtime import autocast, choose_device, choose_precision
 from modeling.losses import total_loss
@@ -118,11 +119,19 @@ def epoch_of_the_best_checkpoint(cfg):
 def type_of_the_scores_in_training(cfg):
     device = choose_device(cfg)
     model = model_of(cfg).train()
-    with autocast(device, choose_precision(cfg, device)):
+    with autocast(device, choose_precision(cfg.SOLVER.AMP, device)):
         outputs = model(*images_of(cfg))
         total_loss(cfg, outputs, LABELS, model.pair_weights).backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
     return outputs[0].dtype
+
+
+@effect("MODEL.COMPILE", {"True": (True, True), "False": (False, False)}, "TEST.WEIGHT", "{root}/weights.pth")
+def training_and_evaluation_compile_the_trunk(cfg):
+    """Without compiling it, for time's sake: tests/test_fast_model.py does, and looks at what comes out."""
+    with mock.patch.object(torch.nn.Module, "compile") as compiled:
+        run(cfg)
+        return compiled.called, load_model_and_data(cfg)[0].trunk.is_compiled
 
 
 @effect("MODEL.DEVICE", {"cpu": "cpu", "cuda:99": "told"})

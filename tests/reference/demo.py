@@ -1,0 +1,120 @@
+"""DeMo with CLIP's trunk, one modality and one feature after the other, under DeMo's parameter names (spec 2 to 7).
+
+What the field's code does without a thought for speed: a trunk pass per modality, torch's own multi-head attention, all of
+HDM's attentions in full, a loop over the experts, a forward per return pattern, an optimiser group per parameter.
+"""
+import torch
+from reference.fusion import Fusion, QuickGELU
+from torch import nn
+
+from config import MODALITIES
+
+WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
+SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
+TRUNK_RATE = 5e-6
+
+
+class Demo(nn.Module):
+    """DIRECT 1 with PIFE, HDM and ATMoE: images {modality: (B, 3, H, W)} and cameras (B,) to DeMo's outputs."""
+
+    def __init__(self, size, classes, cameras, heads=4, camera_weight=1.0, dropout=0.1):
+        super().__init__()
+        self.BACKBONE = Backbone(size, cameras, camera_weight)
+        for name in SUFFIXES.values():
+            self.add_module(f"{name}_reduce", nn.Sequential(nn.LayerNorm(2 * OUT_WIDTH), nn.Linear(2 * OUT_WIDTH, OUT_WIDTH),
+                                                            QuickGELU()))
+        self.generalFusion = Fusion(OUT_WIDTH, heads, dropout)
+        for suffix, width in (("_moe", 7 * OUT_WIDTH), ("", 3 * OUT_WIDTH)):
+            self.add_module(f"bottleneck{suffix}", nn.BatchNorm1d(width))
+            self.add_module(f"classifier{suffix}", nn.Linear(width, classes, bias=False))
+        self.bottleneck.bias.requires_grad_(False)
+        self.bottleneck_moe.bias.requires_grad_(False)
+
+    def forward(self, images, cameras, return_pattern=3):
+        """Training: (scores, feature) of the MoE and of the original, then 0; evaluation: one pattern's feature."""
+        patches, globals_ = {}, {}
+        for modality in MODALITIES:
+            patches[modality], class_token = self.BACKBONE(images[modality], cameras)
+            both = torch.cat([class_token, patches[modality].mean(dim=1)], dim=1)
+            globals_[modality] = self.get_submodule(f"{SUFFIXES[modality]}_reduce")(both)
+        original = torch.cat([globals_[modality] for modality in MODALITIES], dim=1)
+        moe = self.generalFusion(patches, globals_)
+        if self.training:
+            return (self.classifier_moe(self.bottleneck_moe(moe)), moe, self.classifier(self.bottleneck(original)), original, 0)
+        return {1: original, 2: moe, 3: torch.cat([original, moe], dim=1)}[return_pattern]
+
+
+class Backbone(nn.Module):
+    def __init__(self, size, cameras, camera_weight):
+        super().__init__()
+        self.base = ClipTrunk(size)
+        self.cv_embed = nn.Parameter(0.02 * torch.randn(cameras, 1, WIDTH))
+        self.camera_weight = camera_weight
+
+    def forward(self, image, cameras):
+        tokens = self.base(image, self.camera_weight * self.cv_embed[cameras])
+        return tokens[:, 1:], tokens[:, 0]
+
+
+class ClipTrunk(nn.Module):
+    """CLIP's ViT-B/16 on pictures of `size` = (height, width)."""
+
+    def __init__(self, size):
+        super().__init__()
+        patches = (size[0] // PATCH) * (size[1] // PATCH)
+        self.conv1 = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(WIDTH) / WIDTH ** 0.5)
+        self.positional_embedding = nn.Parameter(torch.randn(1 + patches, WIDTH) / WIDTH ** 0.5)
+        self.ln_pre = nn.LayerNorm(WIDTH)
+        self.transformer = Transformer()
+        self.ln_post = nn.LayerNorm(WIDTH)
+        self.proj = nn.Parameter(torch.randn(WIDTH, OUT_WIDTH) / WIDTH ** 0.5)
+
+    def forward(self, image, camera):
+        """image (B, 3, H, W), camera (B, 1, 768) → tokens (B, 1 + N, 512)."""
+        patches = self.conv1(image).flatten(2).permute(0, 2, 1)
+        class_token = self.class_embedding.expand(len(image), 1, -1) + camera
+        tokens = self.ln_pre(torch.cat([class_token, patches], dim=1) + self.positional_embedding)
+        tokens = self.transformer(tokens.permute(1, 0, 2)).permute(1, 0, 2)
+        return self.ln_post(tokens) @ self.proj
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.resblocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
+
+    def forward(self, tokens):
+        return self.resblocks(tokens)
+
+
+class Block(nn.Module):
+    """Tokens before samples: (1 + N, B, 768)."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDTH, HEADS)
+        self.ln_1 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("c_fc", nn.Linear(WIDTH, 4 * WIDTH))
+        self.mlp.add_module("gelu", QuickGELU())
+        self.mlp.add_module("c_proj", nn.Linear(4 * WIDTH, WIDTH))
+        self.ln_2 = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens):
+        normed = self.ln_1(tokens)
+        tokens = tokens + self.attn(normed, normed, normed, need_weights=False)[0]
+        return tokens + self.mlp(self.ln_2(tokens))
+
+
+def make_optimizer(model, rate, decay):
+    """Adam with a group per parameter (spec 7): CLIP's own at 5e-6, other biases at twice the rate."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        own = 2 * rate if name.endswith("bias") else rate
+        if name.startswith("BACKBONE.base."):
+            own = TRUNK_RATE
+        groups.append({"params": [parameter], "lr": own, "weight_decay": decay})
+    return torch.optim.Adam(groups, lr=rate)

@@ -1,0 +1,44 @@
+"""Loading as this family of code does it (spec 7): Pillow, then torchvision's transforms on it one by one, then erasing."""
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+from timm.data.random_erasing import RandomErasing
+from torchvision import transforms
+from torchvision.transforms import functional
+from yacs.config import CfgNode
+
+BICUBIC = transforms.InterpolationMode.BICUBIC
+
+
+def decode(path: str) -> Image.Image:
+    return Image.open(path).convert("RGB")
+
+
+def train_transform(cfg: CfgNode) -> transforms.Compose:
+    """The augmentation that INPUT describes: PIL → float32 (3, H, W)."""
+    size = list(cfg.INPUT.SIZE_TRAIN)
+    return transforms.Compose([
+        transforms.Resize(size, interpolation=BICUBIC),
+        transforms.RandomHorizontalFlip(cfg.INPUT.PROB),
+        transforms.Pad(cfg.INPUT.PADDING),
+        transforms.RandomCrop(size),
+        transforms.ToTensor(),
+        transforms.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
+        RandomErasing(cfg.INPUT.RE_PROB, mode="pixel", max_count=1, device="cpu"),
+    ])
+
+
+def augmented(cfg: CfgNode, picture: Image.Image, flipped: bool, top: int, left: int) -> torch.Tensor:
+    """The same before erasing, where chance has given `flipped` and the corner of the crop: → float32 (3, H, W)."""
+    size = list(cfg.INPUT.SIZE_TRAIN)
+    picture = functional.resize(picture, size, interpolation=BICUBIC)
+    if flipped:
+        picture = functional.hflip(picture)
+    picture = functional.crop(functional.pad(picture, [cfg.INPUT.PADDING]), top, left, *size)
+    return functional.normalize(functional.to_tensor(picture), cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
+
+
+def load_triplet(paths: Sequence[str], transform: transforms.Compose) -> list[torch.Tensor]:
+    """One (3, H, W) of each picture."""
+    return [transform(decode(path)) for path in paths]

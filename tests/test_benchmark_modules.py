@@ -1,0 +1,79 @@
+"""The benchmark's rows of HDM, ATMoE and SDTPS: what they compare and say, never how long it takes."""
+import benchmark_modules
+import pytest
+from benchmark_modules import fusion_rows, sdtps_rows
+from golden_cases import relative_error
+from reference.sdtps_branches import ThreeBranches, plain_name
+from test_sdtps import SHAPES, assert_gradients_equal, build, draw, probed
+from tiny import PATCHES, tiny_cfg
+
+from config import UserError
+from modeling.fusion import HDM
+from modeling.sdtps import MultiModalSDTPS
+
+CFG = tiny_cfg("MODEL.HEAD", 4)
+
+
+def test_rows_of_the_fusion():
+    rows = fusion_rows(CFG, quick=True)
+    assert [row.unit for row in rows] == ["s", "s", "×", "%"]
+    evaluation, training, growth, _ = rows
+    assert f"{PATCHES} patches: evaluation" in evaluation.what and "training step" in training.what
+    assert f"{2 * PATCHES} patches over {PATCHES}" in growth.what
+    for row in rows[:2]:
+        assert row.ratio == row.reference / row.ours > 0
+        assert row.target == "≥ 30×" and row.met == (row.ratio >= 30)
+    for row in rows[2:]:
+        assert row.ratio == pytest.approx(row.reference / row.ours) and row.met is None
+
+
+def test_rows_of_sdtps():
+    rows = sdtps_rows(CFG, quick=True)
+    assert [row.unit for row in rows] == ["s", "s", "%"]
+    for row in rows[:2]:
+        assert row.ratio == row.reference / row.ours > 0 and row.target == "≥ 1×"
+    share = rows[2]
+    assert share.reference is share.ratio is None and share.target == "≤ 1.5 %"
+    assert share.ours > 0 and share.met == (share.ours <= 1.5)
+
+
+@pytest.mark.parametrize(("rows", "module"), [(fusion_rows, HDM), (sdtps_rows, MultiModalSDTPS)])
+@pytest.mark.parametrize("error", [1e-3, float("nan")])
+def test_outputs_that_differ_are_not_timed(rows, module, error, monkeypatch):
+    forward = module.forward
+
+    def wrong(*inputs, **settings):
+        first, *others = outputs if isinstance(outputs := forward(*inputs, **settings), tuple) else (outputs,)
+        return (first + error, *others) if others else first + error
+
+    monkeypatch.setattr(module, "forward", wrong)
+    monkeypatch.setattr(benchmark_modules, "in_turns", lambda *_: pytest.fail("timed"))
+    with pytest.raises(RuntimeError, match=r"(HDM \+ ATMoE|SDTPS) differ"):
+        rows(CFG, quick=True)
+
+
+def test_sdtps_that_is_off_has_no_rows():
+    with pytest.raises(UserError, match=r"^MODEL\.USE_SDTPS is False"):
+        sdtps_rows(tiny_cfg("MODEL.USE_SDTPS", False), quick=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_plain_branches_are_sdtps(shape):
+    """Values and gradients; tests/test_sdtps.py compares ours with the version that goes patch by patch."""
+    seed, batch, patches, width, *settings = shape
+    ours = build(seed, patches, width, *settings)
+    plain = ThreeBranches(width, patches, *settings).load_ours(ours.state_dict())
+    results = []
+    for module in (ours, plain):
+        tokens, globals_ = draw(seed + 100, batch, patches, width)
+        outputs = module(*tokens, *globals_)
+        probed(seed, outputs[:3]).backward()
+        assert all(tensor.grad is None for tensor in globals_)
+        results.append((outputs, {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}))
+    (found, gradients), (expected, plain_gradients) = results
+    for output, plain_output in zip(found, expected, strict=True):
+        assert relative_error(output.detach(), plain_output.detach()) < 1e-5
+    by_name = dict(plain.named_parameters())
+    gradients |= {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert_gradients_equal(gradients, plain_gradients | {name: by_name[plain_name(name)].grad for name, _ in
+                                                         ours.named_parameters()})

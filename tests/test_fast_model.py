@@ -1,0 +1,192 @@
+"""What makes the model fast changes nothing: beside DeMo's plain formulation, in half precision, in chunks and compiled."""
+import pytest
+import torch
+import torch.nn.functional as F
+from golden_cases import relative_error
+from reference import demo as plain
+from tiny import CAMERAS, CLASSES, ROOT, random_images, tiny_model
+
+import modeling.trunk as trunk_module
+from config import RETURN_PATTERNS, UserError, load_cfg
+from engine import runtime
+from engine.optim import make_optimizer
+from engine.runtime import autocast, compile_model, inference
+from modeling import make_model
+from modeling.trunk import QuickGELUMlp
+from modeling.weights import from_demo, to_demo
+
+SIZE = (48, 32)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def both():
+    """The plain DeMo and ours with its weights, none of them at their start, without dropout."""
+    torch.manual_seed(0)
+    reference = plain.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.ndim == 1:  # norms and biases
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in reference.named_buffers():
+            if "running" in name:
+                buffer.add_(torch.rand_like(buffer))
+    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST",
+                                                                str(list(SIZE))])
+    ours = make_model(cfg, CLASSES, CAMERAS)
+    ours.load_state_dict(from_demo(reference.state_dict()))
+    ours.hdm.dropout = 0.0
+    return reference, ours
+
+
+def test_one_pass_gives_what_three_passes_of_the_plain_model_give(both):
+    reference, ours = both
+    images, cameras = random_images(1, size=SIZE)
+    with torch.no_grad():
+        found = ours.eval().patterns(images, cameras)
+        for pattern in RETURN_PATTERNS:
+            assert relative_error(found[pattern], reference.eval()(images, cameras, pattern)) < 1e-5, pattern
+
+
+def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
+    reference, ours = both
+    images, cameras = random_images(2, size=SIZE)
+    outputs = [model.train()(images, cameras) for model in both]
+    assert [len(output) for output in outputs] == [5, 5] and outputs[0][-1] == outputs[1][-1] == 0
+    for expected, found in zip(*(output[:-1] for output in outputs), strict=True):
+        assert relative_error(found.detach(), expected.detach()) < 1e-5
+        probe = torch.randn_like(expected)
+        for output in (expected, found):
+            (output * probe).sum().backward(retain_graph=True)
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.requires_grad}
+    expected = from_demo(reference.state_dict() | gradients)
+    found = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.requires_grad}
+    assert found.keys() <= expected.keys() and len(found) > 180
+    for name, gradient in found.items():
+        # A gradient may be 0 but for rounding, such as those of what a softmax cancels.
+        assert relative_error(gradient, expected[name]) < 1e-4 or (gradient - expected[name]).abs().max() < 1e-5, name
+    for model in both:
+        model.zero_grad()
+
+
+def test_a_step_of_the_plain_models_optimiser_is_ours(both):
+    """A group per parameter or few of them: the weights move alike."""
+    decays = ["SOLVER.WEIGHT_DECAY", "0.01", "SOLVER.WEIGHT_DECAY_BIAS", "0.01"]
+    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", decays)
+    reference, ours = both
+    before = {name: value.clone() for name, value in reference.state_dict().items()}
+    for model, optimizer in ((reference, plain.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
+                             (ours, make_optimizer(cfg, ours))):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        model.zero_grad()
+    found = ours.state_dict()
+    for name, value in from_demo(reference.state_dict()).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    reference.load_state_dict(before)
+    ours.load_state_dict(from_demo(before))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quick_gelu_between_scaled_weights(seed):
+    """Values and gradients in float64 beside fc2(h·sigmoid(1.702 h)), h = fc1."""
+    torch.manual_seed(seed)
+    fast = QuickGELUMlp(6, 24).double()
+    tokens = (4 * torch.randn(2, 5, 6, dtype=torch.double)).requires_grad_()
+    probe = torch.randn(2, 5, 6, dtype=torch.double)
+    inputs = [tokens, *fast.parameters()]
+    found = fast(tokens)
+    hidden = fast.fc1(tokens)
+    expected = fast.fc2(hidden / (1 + torch.exp(-1.702 * hidden)))
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(torch.autograd.grad((found * probe).sum(), inputs),
+                            torch.autograd.grad((expected * probe).sum(), inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(fast.fold()(tokens), expected)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_half_precision_hardly_turns_a_feature(both, precision):
+    ours = both[1]
+    images, cameras = random_images(3, size=SIZE)
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    with torch.no_grad():
+        exact = ours.eval().patterns(images, cameras)
+    with inference(ours, precision):
+        assert ours.trunk.vit.blocks[3].mlp[0].weight.dtype == precision
+        half = ours.patterns(images, cameras)
+    for pattern in RETURN_PATTERNS:
+        assert half[pattern].dtype == torch.float32
+        assert F.cosine_similarity(half[pattern], exact[pattern]).min() > 0.999
+        assert not torch.equal(half[pattern], exact[pattern])
+    assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(ours(images, cameras, 1), exact[1])
+
+
+def test_inference_leaves_the_model_as_it_was_after_an_error_too():
+    model = tiny_model().train()
+    trunk = model.trunk
+    with pytest.raises(KeyError), inference(model, torch.bfloat16):
+        assert not model.training and model.trunk is not trunk and not torch.is_grad_enabled()
+        raise KeyError
+    assert model.training and model.trunk is trunk and torch.is_grad_enabled()
+    assert all(parameter.requires_grad for parameter in trunk.vit.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_chunks_are_the_batch(monkeypatch, count):
+    monkeypatch.setattr(trunk_module, "CHUNK", 3)
+    trunk = tiny_model().eval().trunk
+    images, cameras = random_images(4, batch=count)
+    whole = trunk(images["NI"], cameras)
+    assert whole[0].requires_grad
+    with torch.no_grad():
+        parts = trunk(images["NI"], cameras)
+    for expected, found in zip(whole, parts, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("in_half", "fused"), [(False, True), (True, False)])
+def test_attention_is_chosen_by_precision(in_half, fused):
+    model = tiny_model()
+    with autocast(CPU, torch.bfloat16 if in_half else None):
+        model.train()(*random_images(5))
+    assert {block.attn.fused_attn for block in model.trunk.vit.blocks} == {fused}
+    with inference(model, torch.bfloat16 if in_half else None):
+        model(*random_images(5))
+        assert {block.attn.fused_attn for block in model.trunk.vit.blocks} == {fused}
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager_in_training_and_evaluation():
+    """Also once the weights have changed, which a compiled copy in half precision holds as constants."""
+    eager, compiled = tiny_model(), tiny_model()
+    compile_model(compiled, CPU)
+    assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()
+    images, cameras = random_images(6)
+    for _ in range(2):
+        outputs = [model.train()(images, cameras) for model in (eager, compiled)]
+        for expected, found in zip(*outputs, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for output in outputs:
+            sum(part.square().mean() for part in output).backward()
+        for (name, expected), found in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+            if expected.grad is not None:
+                torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-5, msg=name)
+        features = []
+        for model in (eager, compiled):
+            with inference(model, torch.bfloat16):
+                features.append(model(images, cameras, 1))  # rounding may change which patches SDTPS keeps
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+        assert F.cosine_similarity(*features).min() > 0.999
+
+
+def test_a_missing_compiler_is_told(monkeypatch):
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no C\+\+ compiler"):
+        compile_model(tiny_model(), CPU)

@@ -1,0 +1,86 @@
+"""Speed and memory beside the field's plain formulation, measured in turns in one run: a table and JSON.
+
+    python tools/benchmark.py
+    python tools/benchmark.py ranking data --quick
+"""
+import argparse
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import benchmark_model
+import torch
+from benchmark_data import data_rows
+from benchmark_modules import fusion_rows, sdtps_rows
+from benchmark_ranking import ranking_rows, reranking_rows
+from benchmark_rows import Row, as_markdown
+
+from config import load_cfg
+from config.cli import run
+from config.files import check_output_file, write_json
+from datasets.loaders import cpu_cores
+from engine.record import command, commit, machine, versions
+from engine.runtime import choose_device, choose_precision
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "RGBNT201"
+
+PARTS = {
+    "model": "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
+    "fusion": "HDM and ATMoE alone",
+    "sdtps": "SDTPS alone, and its share of the whole forward",
+    "evaluation": "the evaluation of an epoch, from pictures to mAP",
+    "ranking": "mAP and CMC, up to a million gallery samples",
+    "reranking": "k-reciprocal re-ranking",
+    "data": "decoding, augmentation, and how long training waits for data",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Measure this code beside the plain formulation of tests/reference, which does what DeMo's code does, in "
+                    "the same run, and print a Markdown table: seconds or memory of both, how many times better ours is, "
+                    "and the target. Without names of parts all are measured, which takes some ten minutes on two cores.",
+        epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, text in PARTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=PARTS, metavar="PART", help="what to measure (default: everything)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs: no results")
+    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well")
+    arguments = parser.parse_args()
+    if arguments.json:
+        check_output_file(arguments.json, ".json")
+    logging.getLogger().setLevel(logging.WARNING)
+    found = {part: [] for part in PARTS if part in arguments.parts or not arguments.parts}
+    for part, rows in found.items():
+        rows += measure(part, arguments.quick)
+    device = choose_device(load_cfg(CONFIGS / "DeMo.yml"))
+    record = {"command": command(), **commit(), "versions": versions(device), "quick": arguments.quick,
+              "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None},
+              "parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
+    print(as_report(record))
+    if arguments.json:
+        write_json(arguments.json, record)
+
+
+def measure(part: str, quick: bool) -> Iterable[Row]:
+    """The rows of one part."""
+    if part == "fusion":
+        return fusion_rows(load_cfg(CONFIGS / "DeMo.yml"), quick)
+    if part == "sdtps":
+        return sdtps_rows(load_cfg(CONFIGS / "DeMo_SDTPS.yml"), quick)
+    return {"model": benchmark_model.model_rows, "evaluation": benchmark_model.evaluation_rows, "ranking": ranking_rows,
+            "reranking": reranking_rows, "data": data_rows}[part](quick)
+
+
+def as_report(record: dict) -> str:
+    """What --json writes, as Markdown: one line on command, machine and versions, and the table."""
+    made, what = record["versions"], record["machine"]
+    half = "with" if what["bfloat16"] else "without"
+    where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
+    head = (f"`{record['command']}` on {where}, {what['threads']} threads; "
+            + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
+    return f"{head}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
+
+
+if __name__ == "__main__":
+    torch.set_float32_matmul_precision("highest")
+    run(main)

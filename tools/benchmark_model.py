@@ -1,0 +1,243 @@
+"""Rows of tools/benchmark.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation."""
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from benchmark_data import draw
+from benchmark_rows import Row, in_turns, peak_memory, speed_row
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from yacs.config import CfgNode
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from reference import demo as plain
+from reference import demo_ranking
+
+from config import MODALITIES, RETURN_PATTERNS, load_cfg
+from datasets import read_splits
+from engine.evaluate import TestData, evaluate, make_test_data
+from engine.optim import make_optimizer
+from engine.runtime import autocast, choose_device
+from modeling import make_model
+from modeling.losses import total_loss
+from modeling.trunk import Trunk
+from modeling.weights import from_demo
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIG, DEMO_CONFIG = CONFIGS / "RGBNT201" / "DeMo.yml", CONFIGS / "Synthetic" / "DeMo_SDTPS.yml"
+CLASSES, CAMERAS = 171, 4
+"""RGBNT201's."""
+BATCH, FEW = 8, 2
+TOLERANCE = 1e-4
+PRECISIONS = (torch.float32, torch.bfloat16)
+PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
+PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
+
+
+class Sides:
+    """The plain model and ours with the same weights, and a random batch for them."""
+
+    def __init__(self, cfg: CfgNode, batch: int):
+        torch.manual_seed(0)
+        self.cfg, self.device = cfg, choose_device(cfg)
+        self.plain = plain.Demo(cfg.INPUT.SIZE_TRAIN, CLASSES, CAMERAS, cfg.MODEL.HEAD, cfg.MODEL.SIE_COE).to(self.device)
+        self.ours = make_model(cfg, CLASSES, CAMERAS).to(self.device)
+        self.ours.load_state_dict(from_demo(self.plain.state_dict()))
+        self.images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=self.device) for modality in MODALITIES}
+        self.cameras = torch.arange(batch, device=self.device) % CAMERAS
+        self.labels = torch.arange(batch, device=self.device) % max(2, batch // 2)
+
+    def infer(self, model: nn.Module, trunk: nn.Module | None = None) -> torch.Tensor:
+        """The features of both kinds, (B, D); ours with another trunk where one is given."""
+        own = self.ours.trunk
+        self.ours.trunk = trunk or own
+        with torch.no_grad():
+            features = model.eval()(self.images, self.cameras)
+        self.ours.trunk = own
+        return features
+
+    def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
+        """A training step of Adam: forward, losses, backward and update."""
+        solver = self.cfg.SOLVER
+        optimizer = make_optimizer(self.cfg, model) if model is self.ours \
+            else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
+        model.train()
+
+        def step() -> None:
+            with autocast(self.device, precision):
+                outputs = model(self.images, self.cameras)
+                loss = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+
+def configuration(*opts: str) -> CfgNode:
+    """RGBNT201's DeMo as published, with KEY, VALUE, … of `opts`."""
+    return load_cfg(CONFIG, list(opts))
+
+
+def model_rows(quick: bool) -> Iterator[Row]:
+    """The ceiling of matrix products, inference and training."""
+    rows, rates = precision_rows()
+    yield from rows
+    yield from inference_rows(quick, rates)
+    yield from training_rows(quick, rates)
+    yield from attention_rows(quick, rates)
+
+
+def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
+    """The trunk's widest product, which no model here can be faster than, in float32 and bfloat16: → rows, operations/s."""
+    device = choose_device(configuration())
+    seconds = in_turns("matrix products", {precision: products(precision, device, 1) for precision in PRECISIONS}, 5, device)
+    rates = {precision: PRODUCT_FLOPS / taken for precision, taken in seconds.items()}
+    return [Row(f"matrix products, {name_of(precision)}: the ceiling", None, rate / 1e9, "GFLOP/s", None)
+            for precision, rate in rates.items()], rates
+
+
+def products(precision: torch.dtype, device: torch.device, count: int) -> Callable[[], None]:
+    """`count` of the trunk's widest product, on the tokens of 8 triplets; PRODUCT_FLOPS operations each."""
+    tokens, weight = (torch.randn(rows, 768, device=device).to(precision) for rows in PRODUCT_ROWS)
+
+    def work() -> None:
+        for _ in range(count):
+            F.linear(tokens, weight)
+
+    return work
+
+
+def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
+    """Triplets in float32 and bfloat16: their time, its share of the matrix products' ceiling, and how alike features are."""
+    for precision, target in ((None, 1), (torch.bfloat16, 4)):
+        name = name_of(precision or torch.float32)
+        sides = Sides(configuration(), FEW if quick or (precision and is_slow(rates, precision)) else BATCH)
+        found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
+        check_equal("inference", found, expected)
+        # Weights are cast once for all batches.
+        held = sides.ours.trunk.held_in(precision) if precision else sides.ours.trunk
+        count = 2 if quick else 20
+        work = {"reference": lambda sides=sides: sides.infer(sides.plain),
+                "ours": lambda sides=sides, held=held: sides.infer(sides.ours, held),
+                "products": products(precision or torch.float32, sides.device, count)}
+        seconds = in_turns(f"inference, {name}", work, 1 if quick or precision else 3, sides.device)
+        yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
+        share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
+        yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))
+        if precision:
+            cosine = F.cosine_similarity(sides.infer(sides.ours, held), found).min().item()
+            yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
+
+
+def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
+    """A training step's time in float32 and bfloat16 beside the reference's in float32, and its peak memory.
+
+    Without instructions for bfloat16 its backward pass takes minutes: the row then says that it was not run.
+    """
+    for precision, target in ((None, 1.1), (torch.bfloat16, 3)):
+        name = name_of(precision or torch.float32)
+        if precision and is_slow(rates, precision):
+            yield Row(f"training step, {name}: not run, no instructions", None, None, "s", None, f"≥ {target}×", False)
+            continue
+        sides = Sides(configuration(), FEW if quick else BATCH)
+        work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
+        seconds = in_turns(f"training, {name}", work, 1 if quick else 2, sides.device)
+        yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
+        if not precision and not quick:
+            del sides, work  # its memory is for the processes that follow
+            memory = [peak_memory(train, side, BATCH) / 2**20 for side in ("reference", "ours")]
+            yield Row("… peak memory of the process", *memory, "MiB", memory[0] / memory[1], "≥ 1×", memory[0] >= memory[1])
+
+
+def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
+    """A training step of the demo's small trunk with the attention that it chooses, fused or plain, beside the other one."""
+    cfg = load_cfg(DEMO_CONFIG)
+    device = choose_device(cfg)
+    trunk = Trunk(cfg, CAMERAS).to(device)
+    images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
+    cameras = torch.zeros(len(images), dtype=torch.long, device=device)
+    for precision in PRECISIONS:
+        if is_slow(rates, precision):
+            continue
+
+        def step(fused: bool, precision: torch.dtype = precision) -> None:
+            trunk.fused_attention = fused
+            with autocast(device, None if precision is torch.float32 else precision):
+                patches, _ = trunk(images, cameras)
+            patches.float().sum().backward()
+
+        chosen = trunk.fuses_attention(device, precision is not torch.float32)
+        work = {"reference": partial(step, not chosen), "ours": partial(step, chosen)}
+        names = ("fused", "plain") if chosen else ("plain", "fused")
+        yield speed_row(f"{names[0]} attention beside {names[1]}, {name_of(precision)}, training step of the demo's trunk",
+                        in_turns("attention", work, 2 if quick else 9, device))
+
+
+def train(side: str, batch: int) -> None:
+    """Two training steps of one side, in float32."""
+    sides = Sides(configuration(), batch)
+    step = sides.step(sides.plain if side == "reference" else sides.ours)
+    for _ in range(2):
+        step()
+
+
+def evaluation_rows(quick: bool) -> list[Row]:
+    """The evaluation of an epoch, three return patterns from pictures on disk to mAP: one pass beside three."""
+    with tempfile.TemporaryDirectory() as root:
+        draw(Path(root), *configuration().INPUT.SIZE_TEST, identities=2)
+        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH))
+        sides = Sides(cfg, FEW)
+        splits = read_splits(cfg, ("query", "gallery"))
+        data = make_test_data(cfg, splits["query"], splits["gallery"])
+        found = {}
+
+        def reference() -> None:
+            found["reference"] = [plain_evaluation(sides, data, pattern) for pattern in RETURN_PATTERNS]
+
+        def ours() -> None:
+            found["ours"] = [ranking.mAP for ranking in evaluate(cfg, sides.ours, data).values()]
+
+        seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
+        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")))
+        return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]
+
+
+def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
+    """The mAP of one return pattern by a pass of its own."""
+    features = []
+    with torch.no_grad():
+        for images, _, cameras in data.loader:
+            images = {modality: image.to(sides.device) for modality, image in images.items()}
+            features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
+    features = F.normalize(torch.cat(features), dim=1).cpu()
+    query, gallery = features[data.query], features[data.gallery]
+    labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in (data.query, data.gallery)]
+    return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
+
+
+def is_slow(rates: dict[torch.dtype, float], precision: torch.dtype) -> bool:
+    """Whether products in `precision` are slower than in float32, as on a processor without instructions for it."""
+    return rates[precision] < rates[torch.float32]
+
+
+def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor) -> None:
+    """Raise `RuntimeError` where the two sides do not compute the same."""
+    error = ((ours - reference).norm() / reference.norm()).item()
+    if not error < TOLERANCE:
+        raise RuntimeError(f"{what}: ours and the reference differ by {error:.1e}, so their times cannot be compared")
+
+
+def flops(sides: Sides) -> float:
+    """Floating-point operations of our matrix products for the batch."""
+    with FlopCounterMode(display=False) as counter:
+        sides.infer(sides.ours)
+    return counter.get_total_flops()
+
+
+def name_of(precision: torch.dtype) -> str:
+    return str(precision).removeprefix("torch.")

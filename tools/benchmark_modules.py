@@ -1,0 +1,152 @@
+"""Rows of the benchmark for what stands between trunk and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from benchmark_rows import Row, in_turns, speed_row
+from torch import nn
+from yacs.config import CfgNode
+
+from config import MODALITIES, UserError
+from engine.runtime import choose_device
+from modeling import make_model
+from modeling.fusion import HDM, ATMoE
+from modeling.sdtps import MultiModalSDTPS
+from modeling.trunk import Trunk
+from modeling.weights import from_demo
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from reference.fusion import Fusion  # the plain formulations that the tests compare with
+from reference.sdtps_branches import ThreeBranches
+
+FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5
+"""Times faster than plain, twice, and percent of the whole forward."""
+
+TOLERANCE = 1e-4
+
+ByModality = dict[str, torch.Tensor]
+
+
+class Fast(nn.Module):
+    """HDM and ATMoE as the model has them, with a plain fusion's weights."""
+
+    def __init__(self, plain: Fusion, width: int, heads: int):
+        super().__init__()
+        self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
+        self.load_state_dict(from_demo({f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}))
+
+    def forward(self, patches: ByModality, globals_: ByModality) -> torch.Tensor:
+        return self.atmoe(self.hdm(patches, globals_))
+
+
+class Slimmed(nn.Module):
+    """The tokens that SDTPS, ours or plain, leaves of all modalities, concatenated (B, 3·(N_c + 1), C)."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, patches: ByModality, globals_: ByModality) -> torch.Tensor:
+        return torch.cat(self.module(*patches.values(), *globals_.values())[:len(MODALITIES)], dim=1)
+
+
+def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
+    """HDM and ATMoE against seven attentions and a loop over the experts: evaluation, training step, growth with the patches.
+
+    Widths and patches are those of the configuration's trunk; with `quick` few triplets, which say nothing about time.
+    Raises `RuntimeError` where the outputs differ.
+    """
+    device = choose_device(cfg)
+    torch.manual_seed(cfg.SOLVER.SEED)
+    batch, rounds = (2, 1) if quick else (64, 3)
+    trunk = Trunk(cfg, camera_num=1)  # for its shapes alone
+    width, count = trunk.width, trunk.num_patches
+    plain = Fusion(width, cfg.MODEL.HEAD)
+    modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
+    tokens, more = (_tokens(batch, patches, width, device) for patches in (count, 2 * count))
+    for inputs in (tokens, more):
+        _assert_equal("HDM + ATMoE", *(_evaluate(module, inputs) for module in modules.values()))
+
+    title = f"HDM + ATMoE, {batch} triplets, {count} patches"
+    training = in_turns(title, _cases(modules, _train, tokens), rounds, device)
+    evaluation = in_turns(title, _cases(modules, _evaluate, tokens), 2 * rounds, device)
+    with_more = in_turns(title, _cases(modules, _evaluate, more), rounds, device)
+    growth = {name: with_more[name] / evaluation[name] for name in modules}
+    added = {name: (with_more[name] - evaluation[name]) / evaluation["reference"] for name in modules}
+    return [speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
+            speed_row(f"{title}: training step", training, FUSION_TARGET),
+            Row(f"HDM + ATMoE: evaluation of {2 * count} patches over {count}", growth["reference"], growth["ours"], "×",
+                growth["reference"] / growth["ours"]),
+            Row(f"HDM + ATMoE: what {count} more patches add, over the plain evaluation of {count}", 100 * added["reference"],
+                100 * added["ours"], "%", added["reference"] / added["ours"])]
+
+
+def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
+    """SDTPS against three plain branches, in evaluation and in a training step, and its share of the whole forward.
+
+    With `quick` few triplets, which say nothing about time. Raises `UserError` where the configuration has no SDTPS and
+    `RuntimeError` where the outputs differ.
+    """
+    if not cfg.MODEL.USE_SDTPS:
+        raise UserError("MODEL.USE_SDTPS is False, so there is nothing to time; use a configuration such as "
+                        "configs/RGBNT201/DeMo_SDTPS.yml.")
+    device = choose_device(cfg)
+    torch.manual_seed(cfg.SOLVER.SEED)
+    batch, rounds = (2, 1) if quick else (64, 5)
+    model = make_model(cfg, num_class=2, camera_num=1).to(device).eval()
+    width, count = model.trunk.width, model.trunk.num_patches
+    settings = {"sparse_ratio": cfg.MODEL.SDTPS_SPARSE_RATIO, "aggr_ratio": cfg.MODEL.SDTPS_AGGR_RATIO,
+                "beta": cfg.MODEL.SDTPS_BETA}
+    ours = MultiModalSDTPS(width, count, **settings)
+    plain = ThreeBranches(width, count, **settings).load_ours(ours.state_dict())
+    modules = {"reference": Slimmed(plain).to(device), "ours": Slimmed(ours).to(device)}
+    tokens = _tokens(batch, count, width, device)
+    _assert_equal("SDTPS", *(_evaluate(module, tokens) for module in modules.values()))
+
+    title = f"SDTPS, {batch} triplets, {count} patches"
+    rows = [speed_row(f"{title}: {what}", in_turns(title, _cases(modules, work, tokens), rounds, device), SDTPS_TARGET)
+            for what, work in (("evaluation", _evaluate), ("training step", _train))]
+    share = _share_of_forward(model, cfg, device, quick)
+    return [*rows, Row("SDTPS: share of the whole forward (trunk, PIFE, SDTPS)", None, share, "%", None,
+                       f"≤ {SHARE_TARGET} %", share <= SHARE_TARGET)]
+
+
+@torch.no_grad()
+def _share_of_forward(model: nn.Module, cfg: CfgNode, device: torch.device, quick: bool) -> float:
+    batch, rounds = (2, 1) if quick else (4, 3)
+    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TEST, device=device) for modality in MODALITIES}
+    cameras = torch.zeros(batch, dtype=torch.long, device=device)
+    encoded = model.encode(images, cameras)
+    seconds = in_turns("share of SDTPS", {"whole": lambda: model.slim(*model.encode(images, cameras)),
+                                          "sdtps": lambda: model.slim(*encoded)}, rounds, device)
+    return 100 * seconds["sdtps"] / seconds["whole"]
+
+
+def _tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
+    """Patches (B, N, C), views of tokens with a class token as the trunk returns them, and globals (B, C)."""
+    return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
+            {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
+
+
+def _cases(modules: dict[str, nn.Module], work: Callable, inputs: tuple[ByModality, ByModality]) -> dict[str, Callable]:
+    return {name: lambda module=module: work(module, inputs) for name, module in modules.items()}
+
+
+@torch.no_grad()
+def _evaluate(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
+    return module.eval()(*inputs)
+
+
+def _train(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
+    """Forward and backward, with gradients at inputs and parameters."""
+    module.zero_grad()
+    leaves = [{name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs]
+    module.train()(*leaves).sum().backward()
+
+
+def _assert_equal(what: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+    difference = (expected - found).abs().max().item()
+    if not difference < TOLERANCE:  # not a number is not below it either
+        raise RuntimeError(f"The outputs of {what} differ from the plain formulation's by {difference:.1e}, so their times "
+                           "are not to be compared.")

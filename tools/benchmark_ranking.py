@@ -1,0 +1,114 @@
+"""The part of tools/benchmark.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (spec 9)."""
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from benchmark_rows import Row, in_turns, peak_memory, speed_row
+
+from engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from engine.reranking import k_reciprocal
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from reference import demo_ranking
+
+GIB = 2**30
+CAMERAS = 6
+PER_IDENTITY = 21
+"""Gallery samples of an identity, as in Market-1501."""
+SPREAD = 1.5
+"""Length of what is a sample's own, where its identity's centre has length 1."""
+
+Case = tuple[torch.Tensor, ...]
+"""Features, identities and cameras of query and gallery, in `evaluate_ranking`'s order."""
+
+
+def ranking_rows(quick: bool = False) -> list[Row]:
+    """mAP and CMC: speed beside the loop, cost by the size of the gallery, and memory; `quick` takes tiny sizes."""
+    queries, gallery, width, rounds = (40, 300, 16, 1) if quick else (3368, 15_913, 128, 2)
+    case = clustered(queries, gallery, width)
+    distance = squared_distances(*case[:2])
+    labels = case[2:]
+    arrays = [side.numpy() for side in (distance, *labels)]
+    found = evaluate_distances(distance, *labels)
+    cmc, mean_average_precision = demo_ranking.evaluate_distances(*arrays)
+    check("mAP and CMC", [found.mAP, *found.cmc.tolist()], [mean_average_precision, *cmc], 1e-5)
+    seconds = in_turns("mAP and CMC", {"reference": lambda: demo_ranking.evaluate_distances(*arrays),
+                                       "ours": lambda: evaluate_distances(distance, *labels),
+                                       "features": lambda: evaluate_ranking(*case)}, rounds)
+    size = f"{queries:,} × {gallery:,}"
+    return [speed_row(f"mAP and CMC of distances, {size}, mAP {found.mAP:.2f}", seconds, 20),
+            Row(f"mAP and CMC of features of width {width}, {size}", None, seconds["features"], "s", None),
+            *_linear_rows(quick), *_ranking_memory_rows(quick)]
+
+
+def reranking_rows(quick: bool = False) -> list[Row]:
+    """k-reciprocal re-ranking with its defaults: speed beside whole matrices, and memory; `quick` takes tiny sizes."""
+    queries, gallery, width, rounds = (30, 60, 16, 1) if quick else (836, 836, 1536, 2)
+    query, gallery_features = sides = clustered(queries, gallery, width)[:2]
+    arrays = query.numpy(), gallery_features.numpy()
+    check("re-ranking", k_reciprocal(*sides).flatten().tolist(), demo_ranking.k_reciprocal(*arrays).flatten().tolist(), 2e-2)
+    seconds = in_turns("re-ranking", {"reference": lambda: demo_ranking.k_reciprocal(*arrays),
+                                      "ours": lambda: k_reciprocal(*sides)}, rounds)
+    many = (60, 120, 16) if quick else (5000, 20_000, 512)
+    return [speed_row(f"re-ranking, {queries:,} + {gallery:,}, width {width}", seconds, 20),
+            *_cost_rows(f"re-ranking, {many[0]:,} + {many[1]:,}, width {many[2]}", rerank_random, many, 8)]
+
+
+def _linear_rows(quick: bool) -> list[Row]:
+    """Seconds to rank one query in a million gallery samples, at the rate of galleries of several sizes; 1 is linear."""
+    queries, sizes = (4, (300, 600, 1200)) if quick else (32, (15_913, 250_000, 1_000_000))
+    cases = {size: clustered(queries, size, 128) for size in sizes}
+    seconds = in_turns("galleries", {size: lambda case=case: evaluate_ranking(*case) for size, case in cases.items()}, 2)
+    rates = {size: 1e6 * found / size / queries for size, found in seconds.items()}
+    return [Row(f"mAP and CMC per query and million of gallery, of {size:,} beside {sizes[0]:,}", rates[sizes[0]], rates[size],
+                "s", rates[sizes[0]] / rates[size]) for size in sizes[1:]]
+
+
+def _ranking_memory_rows(quick: bool) -> list[Row]:
+    """Memory of the largest gallery; few queries suffice, as more need time, and memory for nothing but their features."""
+    size = (20, 2000, 16) if quick else (128, 1_000_000, 512)
+    return _cost_rows(f"mAP and CMC of {size[0]:,} × {size[1]:,}, width {size[2]}; 10,000 queries are 20 MB more",
+                      rank_random, size, 4)
+
+
+def _cost_rows(what: str, work: Callable[..., object], size: tuple[int, int, int], at_most: float) -> list[Row]:
+    started = time.perf_counter()
+    memory = peak_memory(work, *size) / GIB
+    return [Row(f"{what}: process with its random features", None, time.perf_counter() - started, "s", None),
+            Row(f"{what}: peak memory", None, memory, "GiB", None, f"≤ {at_most:g} GiB", memory <= at_most)]
+
+
+def rank_random(queries: int, gallery: int, width: int) -> None:
+    """What a new process does whose memory is measured."""
+    evaluate_ranking(*clustered(queries, gallery, width))
+
+
+def rerank_random(queries: int, gallery: int, width: int) -> None:
+    """What a new process does whose memory is measured."""
+    k_reciprocal(*clustered(queries, gallery, width)[:2])
+
+
+def clustered(queries: int, gallery: int, width: int) -> Case:
+    """Random L2-normalised features around a centre per identity, with about `PER_IDENTITY` gallery samples each."""
+    generator = torch.Generator().manual_seed(0)
+    identities = max(2, gallery // PER_IDENTITY)
+    centres = F.normalize(torch.randn(identities, width, generator=generator), dim=1)
+    sides = []
+    for samples in (queries, gallery):
+        own = torch.arange(samples) % identities
+        features = torch.randn(samples, width, generator=generator).mul_(SPREAD / width**0.5)
+        for rows in torch.arange(samples).split(1 << 14):  # no second copy of a large gallery
+            features[rows] = F.normalize(features[rows] + centres[own[rows]], dim=1)
+        sides.append((features, own, torch.randint(CAMERAS, (samples,), generator=generator)))
+    return tuple(side for pair in zip(*sides, strict=True) for side in pair)
+
+
+def check(what: str, ours: list[float], reference: list[float], tolerance: float) -> None:
+    """Raises `ValueError` where two sides that are timed do not compute the same."""
+    difference = float(np.abs(np.subtract(ours, reference)).max())
+    if not difference <= tolerance:
+        raise ValueError(f"{what}: ours differs by {difference:.2g} from the reference.")
