@@ -29,7 +29,7 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path):
     assert list(record["parts"]) == ["model", "fusion", "evaluation"] and record["quick"]  # in the order of the page
     rows = [Row(**row) for rows in record["parts"].values() for row in rows]
     for row in rows:
-        assert (row.ours is None or math.isfinite(row.ours) and row.ours > 0) and (row.met is None) == (not row.target), row
+        assert (row.ours is None or (math.isfinite(row.ours) and row.ours > 0)) and (row.met is None) == (not row.target), row
         if row.ratio is not None:
             assert row.ratio == pytest.approx(row.reference / row.ours), row
     named = {row.what: row for row in rows}
@@ -39,7 +39,7 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path):
 
 def test_a_part_that_is_not_there_is_told(command):
     code, _, stderr = command(benchmark.main, "rankings")
-    assert code == 2 and "'rankings'" in stderr and "reranking" in stderr
+    assert code == 2 and stderr.startswith(ONE_LINE) and "'rankings'" in stderr and "ranking, reranking" in stderr
 
 
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(command, tmp_path):
@@ -48,7 +48,8 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(co
 
 
 def test_rows_as_a_table():
-    rows = [speed_row("fast", {"reference": 3.0, "ours": 0.25}, at_least=10), speed_row("slow", {"reference": 1.5, "ours": 3.0}, 1),
+    rows = [speed_row("fast", {"reference": 3.0, "ours": 0.25}, at_least=10),
+            speed_row("slow", {"reference": 1.5, "ours": 3.0}, at_least=1),
             Row("share", None, 87.654, "%", None, "≥ 85 %", True), Row("size", 1234567.0, 2.0, "MiB", 617283.5),
             Row("cosine", None, 0.99987, "", None), Row("not run", None, None, "s", None, "≥ 3×", False)]
     assert as_markdown(rows).splitlines() == [
@@ -69,6 +70,8 @@ def hold(size):
 
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
-    kept = torch.ones(2 * MEMORY, dtype=torch.uint8)  # this process has more
     little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)
-    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY and little < len(kept)
+    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY
+    kept = torch.ones(4 * MEMORY, dtype=torch.uint8)
+    again = peak_memory(hold, 1)
+    assert abs(again - little) < 0.2 * MEMORY < len(kept)
