@@ -98,8 +98,8 @@ KEYS = (
     Key("MODEL.FROZEN", False, "keep the trunk's weights fixed; the camera embedding, PIFE and everything after it learn"),
     Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
     Key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", (False,), NOT_DEMO),
-    Key("MODEL.COMPILE", False, "compile the trunk's blocks (torch.compile), which takes up to half a minute at first and on a CPU "
-        "a C++ compiler"),
+    Key("MODEL.COMPILE", False, "compile the trunk's blocks (torch.compile), which takes up to half a minute at first, and a "
+        "C++ compiler on a CPU"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
@@ -178,8 +178,8 @@ KEYS = (
     }.items() for name, default in unused.items()),
 
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
-    Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where the "
-        "hardware has it), bf16 or fp16", AMP),
+    Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where "
+        "the hardware has it), bf16 or fp16", AMP),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
     Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "

@@ -4,10 +4,10 @@ What the field's code does without a thought for speed: a trunk pass per modalit
 HDM's attentions in full, a loop over the experts, a forward per return pattern, an optimiser group per parameter.
 """
 import torch
-from reference.fusion import Fusion, QuickGELU
 from torch import nn
 
 from config import MODALITIES
+from reference.fusion import Fusion, QuickGELU
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
 SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
