@@ -142,8 +142,8 @@ KEYS = (
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),
-    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; -1: one per CPU core, at most 8, and a single one for "
-        "pictures in memory on two cores or fewer", lambda value: value >= -1, "-1 or greater"),
+    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; 0: a thread instead; -1: one per CPU core, at most 8, and "
+        "0 for pictures in memory on two cores or fewer", lambda value: value >= -1, "-1 or greater"),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),

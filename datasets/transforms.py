@@ -1,20 +1,23 @@
 """From a decoded picture to the network's input (spec 7); every modality draws its own augmentation."""
+import math
 import random
 from collections.abc import Callable
 
 import torch
-from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
-Transform = Callable[[torch.Tensor], torch.Tensor]
+Transform = Callable[..., torch.Tensor]
+
+ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
+"""Share of the picture, height over width, and draws of a rectangle until one fits (Zhong et al., Random Erasing, 2020)."""
 
 
 class TrainTransform:
     """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (spec 7).
 
-    Draws from `random` and, for the noise of erasing, from torch. Flip, pad and crop are one copy of the picture into
-    the black canvas: as transforms of their own they took most of the time beside decoding.
+    Draws from a generator that it is called with, by default from Python's own, and from no other. Flip, pad and crop are
+    one copy of the picture into the black canvas: as transforms of their own they took most of the time beside decoding.
     """
 
     def __init__(self, cfg: CfgNode):
@@ -24,16 +27,17 @@ class TrainTransform:
         # Of grey levels from 0 to 255, not of shares of one.
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (
             cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD))
-        self.erase = RandomErasing(cfg.INPUT.RE_PROB, mode="pixel", max_count=1, device="cpu")
+        self.erasing = cfg.INPUT.RE_PROB
 
-    def __call__(self, picture: torch.Tensor) -> torch.Tensor:
+    def __call__(self, picture: torch.Tensor, draw: random.Random = random) -> torch.Tensor:
         if picture.shape[1:] != self.size:
             picture = self.resize(picture)
-        if random.random() < self.flip:
+        if draw.random() < self.flip:
             picture = picture.flip(2)
-        down, right = (random.randint(-self.padding, self.padding) for _ in range(2))
+        down, right = (draw.randint(-self.padding, self.padding) for _ in range(2))
         # Padding is black, before normalisation, as in the reference.
-        return self.erase(moved(picture, down, right).sub_(self.mean).div_(self.std))
+        picture = moved(picture, down, right).sub_(self.mean).div_(self.std)
+        return erase(picture, draw) if draw.random() < self.erasing else picture
 
 
 def moved(picture: torch.Tensor, down: int, right: int) -> torch.Tensor:
@@ -47,6 +51,25 @@ def moved(picture: torch.Tensor, down: int, right: int) -> torch.Tensor:
     top, left = max(down, 0), max(right, 0)
     canvas[:, top:top + seen.shape[1], left:left + seen.shape[2]] = seen
     return canvas
+
+
+def erase(picture: torch.Tensor, draw: random.Random) -> torch.Tensor:
+    """Put normal noise, a number per pixel and channel, into a random rectangle of a picture (3, H, W), in place.
+
+    timm's random erasing with mode pixel, but from the generator given: timm draws from the process's, which a thread that
+    loads would share with training.
+    """
+    _, height, width = picture.shape
+    for _ in range(ATTEMPTS):
+        area = draw.uniform(*ERASED_AREA) * height * width
+        aspect = math.exp(draw.uniform(*map(math.log, ERASED_ASPECT)))
+        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if rows < height and columns < width:
+            top, left = draw.randint(0, height - rows), draw.randint(0, width - columns)
+            noise = torch.Generator().manual_seed(draw.getrandbits(63))
+            picture[:, top:top + rows, left:left + columns].normal_(generator=noise)
+            break
+    return picture
 
 
 def train_transform(cfg: CfgNode) -> Transform:

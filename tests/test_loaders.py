@@ -1,53 +1,78 @@
 """Batches of triplets: the same for any number of processes, with the cache and without."""
 import random
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, states, zero_bytes
+from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, zero_bytes
 
 from config import MODALITIES, UserError
 from datasets import read_splits
 from datasets.base import Sample
-from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, seeded, test_loader, train_loader, use_cache
+from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, collate, test_loader, train_loader, use_cache
 from datasets.pictures import decode
 from datasets.transforms import train_transform
 
 
-def test_seeded_draws_the_same_and_restores_both_states():
-    torch.manual_seed(1)
-    random.seed(1)
-    torch_before, random_before = states()
-    drawn = []
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_loading_leaves_the_generators_of_training_alone(tiny_root, workers):
+    """The next batch is made while training draws its noise."""
+    cfg = config(tiny_root, "INPUT.RE_PROB", "1.0", "DATALOADER.NUM_WORKERS", workers)
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     for _ in range(2):
-        with seeded(42):
-            drawn.append((torch.rand(3).tolist(), random.random()))
-        torch_after, random_after = states()
-        assert torch.equal(torch_after, torch_before) and random_after == random_before
-    assert drawn[0] == drawn[1]
-    with seeded(43):
-        assert torch.rand(3).tolist() != drawn[0][0] and random.random() != drawn[0][1]
+        list(batches(loader))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
 
 
-def test_seeded_restores_after_an_exception():
-    torch_before, random_before = states()
-    with pytest.raises(ZeroDivisionError), seeded(42):
-        torch.rand(3)
-        random.random()
-        raise ZeroDivisionError
-    torch_after, random_after = states()
-    assert torch.equal(torch_after, torch_before) and random_after == random_before
+class Told(torch.utils.data.Dataset):
+    """Tells which items were asked for; the one numbered `broken` cannot be made."""
+
+    def __init__(self, broken=None):
+        self.broken, self.asked = broken, []
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        self.asked.append((index, threading.current_thread() is threading.main_thread()))
+        if index == self.broken:
+            raise ZeroDivisionError
+        return [torch.full((1,), float(index))] * 3, index, 0
 
 
-def test_seeded_without_a_seed_goes_on_drawing():
-    torch.manual_seed(1)
-    first = torch.rand(3)
-    torch.manual_seed(1)
-    with seeded(None):
-        assert torch.equal(torch.rand(3), first)
-    assert not torch.equal(torch.rand(3), first)
+def told(broken=None):
+    dataset = Told(broken)
+    return dataset, batches(torch.utils.data.DataLoader(dataset, collate_fn=collate))
+
+
+def test_a_thread_is_one_batch_ahead_and_no_more():
+    dataset, loaded = told()
+    for index, (images, labels, _) in enumerate(loaded):
+        assert labels.tolist() == [index] and images["TI"].tolist() == [[index]]
+        time.sleep(0.2)
+        assert dataset.asked == [(place, False) for place in range(min(5, index + 2))]
+    assert index == 4
+
+
+def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken():
+    _, loaded = told(broken=2)
+    assert [next(loaded)[1].tolist() for _ in range(2)] == [[0], [1]]
+    with pytest.raises(ZeroDivisionError):
+        next(loaded)
+
+
+def test_the_thread_ends_with_a_loop_that_is_left():
+    dataset, loaded = told()
+    threads = threading.active_count()
+    next(loaded)
+    loaded.close()
+    assert threading.active_count() == threads and len(dataset.asked) == 2
 
 
 def load_epoch(root, *opts, epoch=1):

@@ -19,6 +19,7 @@ from reference import demo_ranking
 
 from config import MODALITIES, RETURN_PATTERNS, load_cfg
 from datasets import read_splits
+from datasets.loaders import batches
 from engine.evaluate import TestData, evaluate, make_test_data
 from engine.optim import make_optimizer
 from engine.runtime import autocast, choose_device
@@ -211,7 +212,7 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     """The mAP of one return pattern by a pass of its own."""
     features = []
     with torch.no_grad():
-        for images, _, cameras in data.loader:
+        for images, _, cameras in batches(data.loader):
             images = {modality: image.to(sides.device) for modality, image in images.items()}
             features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
     features = F.normalize(torch.cat(features), dim=1).cpu()

@@ -10,7 +10,7 @@ from config import MODALITIES, UserError
 from config.cli import config_parser, parse, positive_int, run
 from config.files import check_output_file
 from datasets import Sample
-from datasets.loaders import TripletDataset, collate
+from datasets.loaders import TripletDataset, as_batch, collate
 from datasets.transforms import test_transform
 from engine.evaluate import options
 from engine.load import load_model_and_data
@@ -61,12 +61,10 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
     """Decision masks of the samples as pictures: (samples, H, W), 1 where the patch is kept, by modality."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
-    batch = collate([dataset[i] for i in range(len(samples))])
-    if isinstance(batch, UserError):
-        raise batch
+    images, _, cameras = as_batch(collate([dataset[i] for i in range(len(samples))]))
     device = next(model.parameters()).device
-    images = {modality: image.to(device) for modality, image in batch[0].items()}
-    (seen,) = model.encode_cases(images, batch[2].to(device), [model.missing])
+    images = {modality: image.to(device) for modality, image in images.items()}
+    (seen,) = model.encode_cases(images, cameras.to(device), [model.missing])
     masks = model.slim(*seen, model.missing)[1]
     grid, size = model.trunk.grid_size, tuple(cfg.INPUT.SIZE_TEST)
     return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}

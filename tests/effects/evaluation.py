@@ -6,6 +6,7 @@ from reference import reranking as slow
 
 from config import MODALITIES
 from datasets import read_splits
+from datasets.loaders import batches
 from effects.base import MARK, effect, images_of, is_told, model_of
 from engine.evaluate import extract_features, make_test_data, rank_features
 from engine.load import load_model_and_data
@@ -52,7 +53,7 @@ def place_of_the_features_in_the_neck(cfg):
         model.train()(*images_of(cfg, seed))  # the running statistics leave their start
     data = test_data_of(cfg)
     found = extract_features(model.eval(), data.loader)[1]
-    images, _, cameras = next(iter(data.loader))
+    images, _, cameras = next(batches(data.loader))
     before = model.features(*model.encode(images, cameras))["original"]
     after = (before - neck.running_mean) / (neck.running_var + neck.eps).sqrt() * neck.weight + neck.bias
     (name,) = (name for name, feature in (("before", before), ("after", after))
