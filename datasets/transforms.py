@@ -66,8 +66,8 @@ def erase(picture: torch.Tensor, draw: random.Random) -> torch.Tensor:
         rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if rows < height and columns < width:
             top, left = draw.randint(0, height - rows), draw.randint(0, width - columns)
-            noise = torch.Generator().manual_seed(draw.getrandbits(63))
-            picture[:, top:top + rows, left:left + columns].normal_(generator=noise)
+            generator = torch.Generator().manual_seed(draw.getrandbits(63))
+            picture[:, top:top + rows, left:left + columns] = torch.randn(3, rows, columns, generator=generator)
             break
     return picture
 
