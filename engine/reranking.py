@@ -31,7 +31,8 @@ class Rows(NamedTuple):
 
 
 class Distances:
-    """Squared Euclidean distances of normalised samples (N, D) to all, by rows: `distances[rows]` is (rows, N) float32, ≥ 0.
+    """Squared Euclidean distances of normalised samples (N, D) to all, by rows: `distances[rows]` is (rows, N) float32, ≥ 0,
+    not to be changed.
 
     Computed between distinct samples: of a picture that is in query and gallery both, each is exactly 0 from the other and as
     far from any sample, however a processor adds up. Where all are there twice, half the products suffice, or a quarter.
@@ -44,10 +45,13 @@ class Distances:
         self.kept = self._kept() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
+        are_distinct = len(self.distinct) == len(self.place)
+        if self.kept is not None and are_distinct:
+            return self.kept[rows]
         own = self.place[rows]
         distance = self._between(self.distinct[own], self.distinct) if self.kept is None else self.kept[own]
         distance.scatter_(1, own[:, None], 0)
-        return distance if len(self.distinct) == len(self.place) else distance.index_select(1, self.place)
+        return distance if are_distinct else distance.index_select(1, self.place)
 
     def _kept(self) -> torch.Tensor:
         """All distances of distinct samples: those below the diagonal are computed, by strips of columns, and mirrored."""
@@ -56,7 +60,7 @@ class Distances:
             strip = slice(start, start + STRIP)
             whole[start:, strip] = self._between(self.distinct[start:], self.distinct[strip])
             whole[strip, start + STRIP:] = whole[start + STRIP:, strip].T
-        return whole
+        return whole.fill_diagonal_(0)
 
     @staticmethod
     def _between(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -80,7 +84,7 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     shapes = tuple(query_features.shape), tuple(gallery_features.shape)
     if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][1] != shapes[1][1] or 0 in shapes[0] + shapes[1]:
         raise ValueError(f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}.")
-    distances = Distances(torch.cat([F.normalize(side.double(), dim=1).float() for side in (query_features, gallery_features)]))
+    distances = Distances(torch.cat([F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)]))
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, :count + 1]) for count in (k1, round(k1 / 2)))
     weights = _compress(_weights(distances, farthest, wide, narrow))
@@ -103,7 +107,7 @@ def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.T
     for rows in progress(_blocks(torch.full_like(places, len(places))), "re-ranking: neighbours", unit="block"):
         distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
-        distance.scatter_(1, places[rows, None], -1)
+        distance = distance.scatter(1, places[rows, None], -1)
         # topk breaks ties as it likes. The bits of a float ≥ 0, read as an integer, are ordered as the floats are (those of
         # -1 are below 0); with the place behind them they make a number whose order is that of (distance, place).
         keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(places)
@@ -164,7 +168,8 @@ def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
     gallery = _columns(weights, places[queries:])
     total = weights.value.new_zeros(queries, len(places) - queries)
     meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
-    for rows in progress(_blocks(meetings), "re-ranking: Jaccard", unit="block"):
+    # Nothing but passes over the meetings: small blocks stay in the processor's cache.
+    for rows in progress(_blocks(meetings, BLOCK_ELEMENTS // 8), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, places[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
         row = (places[:len(counts)] * total.shape[1]).repeat_interleave(counts)
@@ -173,9 +178,9 @@ def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
     return total
 
 
-def _blocks(sizes: torch.Tensor) -> list[slice]:
-    """Consecutive rows, of which each has a size, as blocks of at most BLOCK_ELEMENTS and one row."""
-    block = (sizes.cumsum(0) - sizes) // BLOCK_ELEMENTS
+def _blocks(sizes: torch.Tensor, limit: int | None = None) -> list[slice]:
+    """Consecutive rows, of which each has a size, as blocks of at most `limit` (None: BLOCK_ELEMENTS) and one row."""
+    block = (sizes.cumsum(0) - sizes) // (limit or BLOCK_ELEMENTS)
     lengths = block.unique_consecutive(return_counts=True)[1]
     return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
 

@@ -48,7 +48,7 @@ def test_outputs_that_differ_are_not_timed(rows, module, error, monkeypatch):
 
     monkeypatch.setattr(module, "forward", wrong)
     monkeypatch.setattr(benchmark_modules, "in_turns", lambda *_: pytest.fail("timed"))
-    with pytest.raises(RuntimeError, match=r"(HDM \+ ATMoE|SDTPS) differ"):
+    with pytest.raises(RuntimeError, match=r"(HDM \+ ATMoE|SDTPS): ours differs"):
         rows(CFG, quick=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from benchmark_data import draw
-from benchmark_rows import Row, in_turns, peak_memory, speed_row
+from benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from yacs.config import CfgNode
@@ -33,7 +33,6 @@ CONFIG, DEMO_CONFIG = CONFIGS / "RGBNT201" / "DeMo.yml", CONFIGS / "Synthetic" /
 CLASSES, CAMERAS = 171, 4
 """RGBNT201's."""
 BATCH, FEW = 8, 2
-TOLERANCE = 1e-4
 PRECISIONS = (torch.float32, torch.bfloat16)
 PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
 PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
@@ -224,13 +223,6 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
 def is_slow(rates: dict[torch.dtype, float], precision: torch.dtype) -> bool:
     """Whether products in `precision` are slower than in float32, as on a processor without instructions for it."""
     return rates[precision] < rates[torch.float32]
-
-
-def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor) -> None:
-    """Raise `RuntimeError` where the two sides do not compute the same."""
-    error = ((ours - reference).norm() / reference.norm()).item()
-    if not error < TOLERANCE:
-        raise RuntimeError(f"{what}: ours and the reference differ by {error:.1e}, so their times cannot be compared")
 
 
 def flops(sides: Sides) -> float:

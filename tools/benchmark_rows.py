@@ -60,6 +60,13 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Raise `RuntimeError` where two sides that are to be timed do not compute the same (largest difference, absolute)."""
+    difference = (ours - reference).abs().max().item()
+    if not difference <= tolerance:  # not a number is not below it either
+        raise RuntimeError(f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared.")
+
+
 def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
              device: str | torch.device = "cpu") -> dict[Case, float]:
     """Median seconds of every case, by its name.
