@@ -9,7 +9,7 @@ from PIL import Image
 
 try:
     import simplejpeg
-except ImportError:  # Pillow gives the same pixels, in about twice the time
+except ImportError:  # not built for this platform: Pillow gives the same pixels, in about half as much time again
     simplejpeg = None
 
 from config import MODALITIES, UserError

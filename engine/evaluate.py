@@ -111,23 +111,21 @@ def _rank_patterns(cfg: CfgNode, features: dict[int, torch.Tensor], data: TestDa
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
     """Score features (samples, D) of the test data by the data set's protocol, re-ranked where TEST.RE_RANKING says so."""
-    features = normalise(cfg, features)
     sides = (data.query, data.gallery)
+    query, gallery = (_normalised(cfg, features, side) for side in sides)
     ids, cams, scenes = ([data.labels(name, side) for side in sides] for name in ("identity", "camera", "scene"))
     if place_name(cfg) != "scene":
         scenes = (None, None)
     labels = (*ids, *cams)
     if cfg.TEST.RE_RANKING == "yes":
-        distance = k_reciprocal(features[data.query], features[data.gallery])
+        distance = k_reciprocal(query, gallery)
         return evaluate_distances(distance, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
-    return evaluate_ranking(features[data.query], features[data.gallery], *labels,
-                            query_scenes=scenes[0], gallery_scenes=scenes[1])
+    return evaluate_ranking(query, gallery, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
 
 
 def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen: torch.Tensor) -> torch.Tensor:
     """Distances of the chosen queries (numbers of queries) to the whole gallery as they are ranked, (len(chosen), G)."""
-    features = normalise(cfg, features)
-    query, gallery = features[data.query], features[data.gallery]
+    query, gallery = (_normalised(cfg, features, side) for side in (data.query, data.gallery))
     if cfg.TEST.RE_RANKING == "yes":  # which looks at all of them together
         return k_reciprocal(query, gallery)[chosen]
     return squared_distances(query[chosen], gallery)
@@ -141,6 +139,12 @@ def place_name(cfg: CfgNode) -> str:
 def normalise(cfg: CfgNode, features: torch.Tensor) -> torch.Tensor:
     """L2-normalised features (n, D) where TEST.FEAT_NORM says so."""
     return F.normalize(features, dim=1) if cfg.TEST.FEAT_NORM == "yes" else features
+
+
+def _normalised(cfg: CfgNode, features: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """`normalise` of the features at `places`, in one copy of them: those of a large gallery take gigabytes."""
+    chosen = features[places]
+    return F.normalize(chosen, dim=1, out=chosen) if cfg.TEST.FEAT_NORM == "yes" else chosen
 
 
 def caption(cfg: CfgNode, data: TestData) -> str:

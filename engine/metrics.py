@@ -12,7 +12,7 @@ import torch
 from config import UserError
 
 CHUNK_ELEMENTS = 1 << 25
-"""Distances that are there at a time, of 4 bytes each: 32 queries to a gallery of a million."""
+"""Distances that are there at a time, of 4 bytes each: 33 queries to a gallery of a million."""
 PIECE = 8 * 8 * 255
 """Distances of a query that are counted at a time, which stay in the processor's cache; a multiple of 8 · 255."""
 FEW = 32
@@ -37,6 +37,7 @@ def squared_distances(query_features: torch.Tensor, gallery_features: torch.Tens
     return _distances(query, gallery, _squared_lengths(gallery))
 
 
+@torch.no_grad()
 def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tensor, query_ids: torch.Tensor,
                      gallery_ids: torch.Tensor, query_cams: torch.Tensor, gallery_cams: torch.Tensor, *,
                      query_scenes: torch.Tensor | None = None, gallery_scenes: torch.Tensor | None = None,
@@ -45,10 +46,10 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
 
     Features are compared as they are: normalise them before. Identities and cameras are integers (Q,) and (G,). A
     query's gallery leaves out samples of its identity and camera (Market protocol), or, where scenes are given, of its
-    identity and scene (MSVR310). A match ranks behind other identities at exactly its distance: features that are all the
-    same earn nothing, and the order of the gallery plays no part. Queries without a match are left out of the means. A
-    gallery shorter than `max_rank` pads the curve with its last value. Time is linear in the gallery; memory beside float32
-    features is bounded whatever the number of queries.
+    identity and scene (MSVR310). A match ranks behind other identities at exactly its distance, whatever the gallery's order;
+    features that are equal may differ in the last bit of their distances. Queries without a match are left out of the
+    means. A gallery shorter than `max_rank` pads the curve with its last value. For so many matches of a query time is linear
+    in the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
 
     Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
     is not a number, `UserError` where no query has a match.
@@ -118,7 +119,8 @@ def _numbered(counts: np.ndarray) -> np.ndarray:
 
 def _on_cpu(distance: torch.Tensor) -> np.ndarray:
     """Counting is done on the CPU for features on a GPU too: the product, which is most of the work, was done there."""
-    return distance.detach().to("cpu", torch.promote_types(distance.dtype, torch.float32)).numpy()
+    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # which NumPy counts slowly or not at all
+    return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
 def _squared_lengths(features: torch.Tensor) -> torch.Tensor:
@@ -176,7 +178,7 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
 
 
 def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:
-    """Add to `total` (m,) how many of the distances (n,) do not exceed each of the rising limits (m,), m > 0: linear in n."""
+    """Add to `total` (m,) how many of the distances (n,) do not exceed each of the rising limits (m,), m > 0."""
     for start in range(0, len(distance), PIECE):
         piece = distance[start:start + PIECE]
         near = piece <= limits[-1]

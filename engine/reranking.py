@@ -14,8 +14,6 @@ from config.progress import progress
 
 BLOCK_ELEMENTS = 1 << 21
 """Numbers in a block of rows, about: a few such tensors exist at a time, and never one of N × N."""
-
-
 KEPT_ELEMENTS = 1 << 24
 """Distances of all to all up to which they are kept, 64 MB; those of more samples are computed where they are needed."""
 STRIP = 256
@@ -35,7 +33,8 @@ class Distances:
     not to be changed.
 
     Computed between distinct samples: of a picture that is in query and gallery both, each is exactly 0 from the other and as
-    far from any sample, however a processor adds up. Where all are there twice, half the products suffice, or a quarter.
+    far from any sample, however a processor adds up (to the last bit but for sets too large to be kept). Where all are there
+    twice, half the products suffice, or a quarter. As 2 - 2·cosine: features of length 0 count as unlike all others.
     """
 
     def __init__(self, features: torch.Tensor) -> None:

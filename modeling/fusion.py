@@ -1,8 +1,8 @@
 """HDM and ATMoE, DeMo's fusion of the three modalities (spec 5; DeMo, AAAI 2025).
 
 HDM decouples them into one feature per subset of the modalities; ATMoE weighs the seven features by experts. Both are
-written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are never copied:
-the trunk's patches are strided views, which torch.bmm takes as they are.
+written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are not copied
+outside autocast: the trunk's patches are strided views, which torch.bmm takes as they are.
 """
 import math
 from collections.abc import Sequence

@@ -92,23 +92,23 @@ class Trunk(nn.Module):
             tokens = torch.cat([self._tokens(*part) for part in zip(images.split(chunk), cameras.split(chunk), strict=True)])
         return tokens[:, 1:], tokens[:, 0]
 
-    def compile_blocks(self, **options: bool) -> None:
-        """Compile the transformer's blocks, all as one, when they first run: torch.compile's options for its backend."""
+    def compile_blocks(self) -> None:
+        """Compile the transformer's blocks, one for all, when they first run."""
         self.is_compiled = True
         for block in self.vit.blocks:
-            block.compile(options=options)
+            block.compile()
 
     def held_in(self, precision: torch.dtype) -> "Trunk":
         """A copy for inference whose weights are held and multiplied in `precision`; its tokens are float32 again.
 
-        Compiled where this one is, with its weights as constants, which torch then lays out as its products read them best.
+        Compiled where this one is.
         """
         trunk = copy.deepcopy(self).requires_grad_(False)
         for block in trunk.vit.blocks if trunk.is_clip else ():
             block.mlp = block.mlp.fold()
         trunk.to(precision)
-        if self.is_compiled:
-            trunk.compile_blocks(freezing=True)
+        if self.is_compiled:  # a copy's blocks are not
+            trunk.compile_blocks()
         return trunk
 
     def fuses_attention(self, device: torch.device, in_half: bool) -> bool:

@@ -162,7 +162,7 @@ def test_attention_is_chosen_by_precision(in_half, fused):
 
 @pytest.mark.slow
 def test_compiled_equals_eager_in_training_and_evaluation():
-    """Also once the weights have changed, which a compiled copy in half precision holds as constants."""
+    """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
     eager, compiled = tiny_model(), tiny_model()
     compile_model(compiled, CPU)
     assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()

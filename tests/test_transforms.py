@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from reference import loading as plain
+from timm.data.random_erasing import RandomErasing
 from triplets import PLAIN, config, random_picture
 
-from datasets.transforms import moved, test_transform, train_transform
+from datasets.transforms import erase, moved, test_transform, train_transform
 
 
 def test_evaluation_scales_to_minus_one_and_one(tiny_root):
@@ -136,6 +137,19 @@ def test_a_picture_in_either_memory_order_is_the_same(tiny_root):
             torch.manual_seed(0)
             found.append(train_transform(cfg)(ours))
         assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("size", [(64, 32), (32, 64), (9, 7)])
+def test_the_same_draws_erase_what_timm_erases(size):
+    """timm draws one number before, for whether to erase, then the rectangle as spec 7 wants it."""
+    theirs = RandomErasing(1.0, mode="pixel", max_count=1, device="cpu")
+    for seed in range(200):
+        ours, expected, draw = torch.full((3, *size), -1.0), torch.full((3, *size), -1.0), random.Random(seed)
+        draw.random()
+        erase(ours, draw)
+        random.seed(seed)
+        theirs(expected)
+        assert torch.equal(ours != -1, expected != -1)
 
 
 def test_erasing_follows_its_law(tiny_root):

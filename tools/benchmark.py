@@ -18,6 +18,7 @@ from benchmark_rows import Row, as_markdown
 from config import UserError, load_cfg
 from config.cli import run
 from config.files import check_output_file, write_json
+from config.progress import progress
 from datasets.loaders import cpu_cores
 from engine.record import command, commit, machine, versions
 from engine.runtime import choose_device, choose_precision
@@ -53,7 +54,7 @@ def main() -> None:
         check_output_file(arguments.json, ".json")
     logging.getLogger().setLevel(logging.WARNING)
     found = {part: [] for part in PARTS if part in arguments.parts or not arguments.parts}
-    for part, rows in found.items():
+    for part, rows in progress(found.items(), "measuring", unit="part"):
         rows += measure(part, arguments.quick)
     device = choose_device(load_cfg(CONFIGS / "DeMo.yml"))
     record = {"command": command(), **commit(), "versions": versions(device), "quick": arguments.quick,

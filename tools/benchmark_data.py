@@ -56,11 +56,12 @@ def data_rows(quick: bool) -> list[Row]:
         ]
 
 
-def draw(root: Path, height: int, width: int, identities: int) -> None:
-    """Synthetic triplets in RGBNT201's layout: `identities` to train on, 4 of each."""
+def draw(root: Path, height: int, width: int, identities: int, test_identities: int = 1) -> None:
+    """Synthetic triplets in RGBNT201's layout: `identities` to train on and others to test on, 4 triplets of each."""
     with contextlib.redirect_stdout(io.StringIO()):
         make_synthetic.main(["--root", str(root), "--height", str(height), "--width", str(width), "--workers", "1",
-                             "--identities", str(identities), "--test_identities", "1", "--images_per_camera", "1"])
+                             "--identities", str(identities), "--test_identities", str(test_identities),
+                             "--images_per_camera", "1"])
 
 
 def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:

@@ -116,16 +116,17 @@ def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
     """Triplets in float32 and bfloat16: their time, its share of the matrix products' ceiling, and how alike features are."""
     for precision, target in ((None, 1), (torch.bfloat16, 4)):
         name = name_of(precision or torch.float32)
-        sides = Sides(configuration(), FEW if quick or (precision and is_slow(rates, precision)) else BATCH)
+        slow = precision is not None and is_slow(rates, precision)
+        sides = Sides(configuration(), 1 if slow else FEW if quick else BATCH)
         found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
         check_equal("inference", found, expected)
         # Weights are cast once for all batches.
         held = sides.ours.trunk.held_in(precision) if precision else sides.ours.trunk
-        count = 2 if quick else 20
+        count = 2 if quick or slow else 10
         work = {"reference": lambda sides=sides: sides.infer(sides.plain),
                 "ours": lambda sides=sides, held=held: sides.infer(sides.ours, held),
                 "products": products(precision or torch.float32, sides.device, count)}
-        seconds = in_turns(f"inference, {name}", work, 1 if quick or precision else 3, sides.device)
+        seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 3, sides.device)
         yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
         yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))
@@ -146,12 +147,13 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
             continue
         sides = Sides(configuration(), FEW if quick else BATCH)
         work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
-        seconds = in_turns(f"training, {name}", work, 1 if quick else 2, sides.device)
+        seconds = in_turns(f"training, {name}", work, 1, sides.device)
         yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         if not precision and not quick:
             del sides, work  # its memory is for the processes that follow
-            memory = [peak_memory(train, side, BATCH) / 2**20 for side in ("reference", "ours")]
-            yield Row("… peak memory of the process", *memory, "MiB", memory[0] / memory[1], "≥ 1×", memory[0] >= memory[1])
+            memory = [peak_memory(train, side, BATCH // 2) / 2**20 for side in ("reference", "ours")]
+            ratio = memory[0] / memory[1]
+            yield Row(f"… peak memory of a process, {BATCH // 2} triplets", *memory, "MiB", ratio, "≥ 1×", ratio >= 1)
 
 
 def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
@@ -189,7 +191,7 @@ def train(side: str, batch: int) -> None:
 def evaluation_rows(quick: bool) -> list[Row]:
     """The evaluation of an epoch, three return patterns from pictures on disk to mAP: one pass beside three."""
     with tempfile.TemporaryDirectory() as root:
-        draw(Path(root), *configuration().INPUT.SIZE_TEST, identities=2)
+        draw(Path(root), *configuration().INPUT.SIZE_TEST, identities=2, test_identities=2)
         cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH))
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))

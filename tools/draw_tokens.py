@@ -14,6 +14,7 @@ from datasets.loaders import TripletDataset, as_batch, collate
 from datasets.transforms import test_transform
 from engine.evaluate import options
 from engine.load import load_model_and_data
+from engine.runtime import choose_precision, inference
 from modeling import DeMo
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
@@ -57,15 +58,15 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     return save(figure, path)
 
 
-@torch.no_grad()
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
     """Decision masks of the samples as pictures: (samples, H, W), 1 where the patch is kept, by modality."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
     images, _, cameras = as_batch(collate([dataset[i] for i in range(len(samples))]))
     device = next(model.parameters()).device
     images = {modality: image.to(device) for modality, image in images.items()}
-    (seen,) = model.encode_cases(images, cameras.to(device), [model.missing])
-    masks = model.slim(*seen, model.missing)[1]
+    with inference(model, choose_precision(model.test_amp, device)):
+        (seen,) = model.encode_cases(images, cameras.to(device), [model.missing])
+        masks = model.slim(*seen, model.missing)[1]
     grid, size = model.trunk.grid_size, tuple(cfg.INPUT.SIZE_TEST)
     return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
 
