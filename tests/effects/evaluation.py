@@ -38,7 +38,7 @@ def modalities_that_are_seen(cfg):
 @effect("TEST.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 def type_of_the_trunks_products_in_evaluation(cfg):
     model, seen = model_of(cfg), set()
-    model.trunk.vit.blocks.register_forward_hook(lambda blocks, inputs, tokens: seen.add(tokens.dtype))
+    model.trunk.vit.blocks[0].attn.qkv.register_forward_hook(lambda layer, inputs, product: seen.add(product.dtype))
     assert extract_features(model, test_data_of(cfg).loader)[3].dtype == torch.float32
     (found,) = seen
     return found
