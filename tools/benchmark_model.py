@@ -126,7 +126,7 @@ def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
         work = {"reference": lambda sides=sides: sides.infer(sides.plain),
                 "ours": lambda sides=sides, held=held: sides.infer(sides.ours, held),
                 "products": products(precision or torch.float32, sides.device, count)}
-        seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 3, sides.device)
+        seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 2, sides.device)
         yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
         yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))

@@ -57,7 +57,7 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
-    batch, rounds = (2, 1) if quick else (64, 3)
+    batch, rounds = (2, 1) if quick else (64, 2)
     trunk = Trunk(cfg, camera_num=1)  # for its shapes alone
     width, count = trunk.width, trunk.num_patches
     plain = Fusion(width, cfg.MODEL.HEAD)
