@@ -55,7 +55,10 @@ def test_a_thread_is_one_batch_ahead_and_no_more():
     dataset, loaded = told()
     for index, (images, labels, _) in enumerate(loaded):
         assert labels.tolist() == [index] and images["TI"].tolist() == [[index]]
-        time.sleep(0.2)
+        until = time.monotonic() + 30
+        while len(dataset.asked) < min(5, index + 2) and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)  # for one that should not be asked for
         assert dataset.asked == [(place, False) for place in range(min(5, index + 2))]
     assert index == 4
 
