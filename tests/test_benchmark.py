@@ -9,7 +9,7 @@ from commands import ONE_LINE, ROOT
 
 from tools import benchmark
 
-PAGE, RECORD = ROOT / "docs" / "performance.md", ROOT / "docs" / "results" / "benchmark.json"
+PAGE, RECORD = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
 MEMORY = 300 << 20
 
 
