@@ -1,6 +1,9 @@
 """Package metadata. Users run the scripts from a checkout; installing makes its packages importable from anywhere."""
 from setuptools import setup
 
+SEPS = ["transformers>=4.48"]
+"""The text tower of train_seps.py."""
+
 setup(
     name="demo-sdtps",
     version="0.1.0",
@@ -24,5 +27,5 @@ setup(
         "tensorboard>=2.16",
         "safetensors>=0.4",
     ],
-    extras_require={"dev": ["pytest>=8", "ruff>=0.6"]},
+    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "ruff>=0.6"]},
 )
