@@ -7,6 +7,7 @@ torch alone, so that it can be copied into another code base, and runs on Python
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,36 @@ STATE_NAMES = ("rgb", "nir", "tir")
 """Prefixes of the parameters of RGB, NI and TI."""
 
 
+def cosines(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
+    """Cosine similarity of every token with every guide, without gradient.
+
+    tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [-1, 1]; the dimensions between broadcast.
+    """
+    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+        tokens = tokens.float()
+        # Divided by the tokens' norms after the product: there are far fewer products than numbers in the tokens.
+        products = torch.einsum("...nc,g...c->g...n", tokens, F.normalize(guides.float(), dim=-1))
+        return products / tokens.norm(dim=-1).clamp_min(1e-12)
+
+
+def min_max(similarity: torch.Tensor) -> torch.Tensor:
+    """Min-max normalisation over the last dimension: (..., N) → (..., N) in [0, 1]."""
+    low, high = similarity.aminmax(dim=-1, keepdim=True)
+    return (similarity - low) / (high - low + 1e-8)
+
+
 def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
     """Cosine similarity of every patch with every guide, min-max normalised over the patches, without gradient.
 
     tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1].
     """
-    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-        tokens = tokens.float()
-        # Divided by the patches' norms after the product: there are far fewer products than numbers in the tokens.
-        products = torch.einsum("...nc,g...c->g...n", tokens, F.normalize(guides.float(), dim=-1))
-        similarity = products / tokens.norm(dim=-1).clamp_min(1e-12)
-        low, high = similarity.aminmax(dim=-1, keepdim=True)
-        return (similarity - low) / (high - low + 1e-8)
+    return min_max(cosines(tokens, guides))
+
+
+def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weights: Iterable[float],
+                 beta: float) -> torch.Tensor:
+    """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
+    return (1 - 2 * beta) * predicted + beta * sum(weight * seen for weight, seen in zip(weights, guidance))  # noqa: B905 (3.8)
 
 
 def guides_of(index: int, globals_: tuple[torch.Tensor, ...],
@@ -55,6 +74,21 @@ def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -
     return hard + (soft - soft.detach())
 
 
+def select(score: torch.Tensor, keep: int, gumbel_tau: float | None = None,
+           by_noise: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `keep` best of N patches: score (..., N) → their places (..., keep), best first, and the decision mask (..., N).
+
+    With a temperature `gumbel_tau` Gumbel noise is drawn: the mask then carries the straight-through gradient, and
+    `by_noise` chooses by the noisy scores, which samples without replacement from softmax(score) (Gumbel-top-k, Kool et al.
+    2019); otherwise the noise shapes the gradient alone.
+    """
+    noisy = score if gumbel_tau is None else score + gumbel_noise(score)
+    chosen = (noisy if by_noise else score).detach()
+    kept = chosen.argsort(dim=-1, descending=True, stable=True)[..., :keep]  # stable: of equal patches the first
+    hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
+    return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
+
+
 def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C).
 
@@ -64,32 +98,47 @@ def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return logits.float().softmax(dim=-1) @ tokens.float()
 
 
-def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+def dropped_weights(score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
+    """The softmax of the dropped patches' scores, 0 for the kept: score, decision (..., N) → (..., N); zeros if none is
+    dropped."""
+    # The softmax of a part is that of all with the others' weights set to 0, so that nothing is gathered.
+    share = score.float().softmax(dim=-1) * (decision <= 0)
+    return share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
     """Mean of the dropped tokens with the softmax of their scores as weights; zeros where none is dropped.
 
-    tokens (B, N, C), score (B, N), dropped (B, N) of 0 and 1 → (B, 1, C). Softmax and mean of a part are those of all with
-    the others' weights set to 0, so that no token is copied. In float32 as `softmax_mean`.
+    tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C). In float32 as `softmax_mean`.
     """
     with torch.autocast(tokens.device.type, enabled=False):
-        share = score.float().softmax(dim=-1) * dropped.float()
-        share = share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
-        return share.unsqueeze(1) @ tokens.float()
+        return dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
+
+
+def masked_logits(logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
+    """logits (..., A, S) + log of the decisions (..., S) → (..., A, S), float32: -inf where a token is dropped.
+
+    A decision D enters as log D: 0 where it is 1 and -inf where it is 0, which is the usual mask, but with the
+    derivative 1/D = 1 at a selected token and none at a dropped one. Subtracting (1 - D)·1e10 is equal forward and
+    multiplies the straight-through gradient by 1e10 (spec 4).
+    """
+    decision = decision.float()
+    is_dropped = decision <= 0
+    # The logarithm sees no zero, where its derivative is infinite.
+    mask = decision.masked_fill(is_dropped, 1.0).log().masked_fill(is_dropped, -torch.inf)
+    return logits.float() + mask.unsqueeze(-2)
 
 
 def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """Masked aggregation of the selected tokens (B, S, C) by logits (B, A, S) and decisions (B, S) → (B, A, C).
-
-    A decision D enters as log D: 0 where it is 1 and -inf where it is 0, which is the usual mask, but with the
-    derivative 1/D = 1 at a selected token. Subtracting (1 - D)·1e10 is equal forward and multiplies the
-    straight-through gradient by 1e10 (spec 4).
-    """
-    return softmax_mean(tokens, logits.float() + decision.float().log().unsqueeze(-2))
+    """Masked aggregation of tokens (B, S, C) by logits (B, A, S) and decisions (B, S) → (B, A, C)."""
+    return softmax_mean(tokens, masked_logits(logits, decision))
 
 
 class TokenSparse(nn.Module):
     """Scores one modality's patches and keeps the best; the rest becomes one extra token."""
 
-    def __init__(self, embed_dim: int, keep: int, beta: float, use_gumbel: bool, gumbel_tau: float, gumbel_select: bool):
+    def __init__(self, embed_dim: int, keep: int, beta: float = 0.25, use_gumbel: bool = False, gumbel_tau: float = 1.0,
+                 gumbel_select: bool = False):
         super().__init__()
         self.keep, self.beta = keep, beta
         self.use_gumbel, self.gumbel_tau, self.gumbel_select = use_gumbel, gumbel_tau, gumbel_select
@@ -102,42 +151,59 @@ class TokenSparse(nn.Module):
 
     def score(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> torch.Tensor:
         """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
-        guidance = sum(weight * seen for weight, seen in zip(weights, cosine_guidance(tokens, guides)))  # noqa: B905 (3.8)
-        return (1 - 2 * self.beta) * self.predict(tokens) + self.beta * guidance
+        return guided_score(self.predict(tokens), cosine_guidance(tokens, guides), weights, self.beta)
 
     def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
         """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
         score = self.score(tokens, guides, weights)
-        has_noise = self.use_gumbel and self.training
-        noisy = score + gumbel_noise(score) if has_noise else score
-        # Choosing by the noisy scores samples without replacement from softmax(score) (Gumbel-top-k, Kool et al. 2019);
-        # otherwise the noise shapes the gradient alone.
-        chosen = (noisy if self.gumbel_select else score).detach()
-        order = chosen.argsort(dim=-1, descending=True, stable=True)  # stable: of equal patches the first
-        kept, dropped = order[:, :self.keep], order[:, self.keep:]
+        tau = self.gumbel_tau if self.use_gumbel and self.training else None
+        kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
         sample = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1)
         # Indexed, not gathered by an index as large as the tokens, which takes several times as long on a CPU.
-        selected = tokens[sample, kept]
-        extra = mean_of_dropped(tokens, score, torch.zeros_like(score).scatter(1, dropped, 1.0))
+        return tokens[sample, kept], mean_of_dropped(tokens, score, decision), decision, decision.gather(1, kept)
 
-        hard = torch.zeros_like(score).scatter(1, kept, 1.0)
-        decision = straight_through_mask(noisy, hard, self.gumbel_tau) if has_noise else hard
-        return selected, extra, decision, decision.gather(1, kept)
+
+def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:
+    """The MLP of an aggregation's logits: tokens (..., C) → (..., out_tokens)."""
+    hidden = int(embed_dim * dim_ratio)
+    return nn.Sequential(nn.LayerNorm(embed_dim), nn.Linear(embed_dim, hidden), nn.GELU(), nn.Linear(hidden, out_tokens))
 
 
 class TokenAggregation(nn.Module):
     """Merges the selected tokens of one modality into `out_tokens` weighted means."""
 
-    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float):
+    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()
-        hidden = int(embed_dim * dim_ratio)
-        self.weight = nn.Sequential(nn.LayerNorm(embed_dim), nn.Linear(embed_dim, hidden), nn.GELU(),
-                                    nn.Linear(hidden, out_tokens))
+        self.weight = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What each token weighs in each mean, before mask and softmax: (B, S, C) → (B, out_tokens, S)."""
+        return self.weight(tokens).transpose(1, 2) * self.scale
 
     def forward(self, selected: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
         """selected (B, S, C), decision (B, S) → (B, out_tokens, C)."""
-        return aggregate(selected, self.weight(selected).transpose(1, 2) * self.scale, decision)
+        return aggregate(selected, self.logits(selected), decision)
+
+
+def kept_tokens(num_patches: int, sparse_ratio: float) -> int:
+    """N_s = max(1, ceil(N·sparse_ratio)), the patches that are kept."""
+    return max(1, math.ceil(num_patches * sparse_ratio))
+
+
+def aggregated_tokens(num_patches: int, sparse_ratio: float, aggr_ratio: float) -> int:
+    """N_c = int(N·aggr_ratio·sparse_ratio), the tokens that the kept patches are merged into.
+
+    Raises `ValueError` for a ratio outside (0, 1], or where no token would remain.
+    """
+    for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
+    count = int(num_patches * aggr_ratio * sparse_ratio)
+    if count < 1:
+        raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
+                         "one token; raise a ratio.")
+    return count
 
 
 class MultiModalSDTPS(nn.Module):
@@ -155,19 +221,13 @@ class MultiModalSDTPS(nn.Module):
                  use_gumbel: bool = False, gumbel_tau: float = 1.0, beta: float = 0.25, dim_ratio: float = 0.2,
                  gumbel_select: bool = False):
         super().__init__()
-        for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
+        out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
         if gumbel_tau <= 0:
             raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
         if gumbel_select and not use_gumbel:
             raise ValueError("gumbel_select needs the noise of use_gumbel, which is off.")
-        out_tokens = int(num_patches * aggr_ratio * sparse_ratio)
-        if out_tokens < 1:
-            raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
-                             "one token; raise a ratio.")
         self.num_patches = num_patches
-        self.keep = max(1, math.ceil(num_patches * sparse_ratio))
+        self.keep = kept_tokens(num_patches, sparse_ratio)
         for name in STATE_NAMES:
             setattr(self, f"{name}_sparse", TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau,
                                                       gumbel_select))

@@ -14,6 +14,7 @@ from benchmark_data import data_rows
 from benchmark_modules import fusion_rows, sdtps_rows
 from benchmark_ranking import ranking_rows, reranking_rows
 from benchmark_rows import Row, as_markdown
+from benchmark_seps import seps_rows
 
 from config import UserError, load_cfg
 from config.cli import run
@@ -29,6 +30,7 @@ PARTS = {
     "model": "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
     "fusion": "HDM and ATMoE alone",
     "sdtps": "SDTPS alone, and its share of the whole forward",
+    "seps": "similarities of images and captions",
     "evaluation": "the evaluation of an epoch, from pictures to mAP",
     "ranking": "mAP and CMC, up to a million gallery samples",
     "reranking": "k-reciprocal re-ranking",
@@ -72,7 +74,7 @@ def measure(part: str, quick: bool) -> Iterable[Row]:
     if part == "sdtps":
         return sdtps_rows(load_cfg(CONFIGS / "DeMo_SDTPS.yml"), quick)
     return {"model": benchmark_model.model_rows, "evaluation": benchmark_model.evaluation_rows, "ranking": ranking_rows,
-            "reranking": reranking_rows, "data": data_rows}[part](quick)
+            "reranking": reranking_rows, "seps": seps_rows, "data": data_rows}[part](quick)
 
 
 def as_report(record: dict) -> str:

@@ -1,0 +1,95 @@
+"""Image-text retrieval: recall at 1, 5 and 10 each way and their sum (spec 12).
+
+Nothing is sorted: a rank needs the number of candidates that are at least as similar as the best match, not their order.
+"""
+from collections.abc import Mapping
+
+import torch
+
+from config import UserError
+
+RANKS = (1, 5, 10)
+WAYS = ("i2t", "t2i")
+"""A caption found by an image, an image found by a caption."""
+BLOCK_ELEMENTS = 1 << 22
+"""Similarities that are compared at a time; counting takes up to 8 bytes for each."""
+NAME_WIDTH, COLUMN_WIDTH = 16, 10
+
+
+@torch.no_grad()
+def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
+    """Measures of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}.
+
+    image_of (captions,): the image, by its row, that each caption describes; an image may have any number of captions. It
+    has found one (i2t R@k) where any of its captions is among the k most similar. A match ranks behind others of exactly
+    its similarity, whatever the order. Memory beside the similarities is bounded but for some bytes for each image and caption.
+
+    Raises `ValueError` where the shapes do not fit, an image that a caption names is not there or a similarity is not finite,
+    `UserError` for an image without a caption.
+    """
+    image_of = _checked(similarity, image_of)
+    images, captions = similarity.shape
+    own = similarity[image_of, torch.arange(captions, device=similarity.device)]
+    best = own.new_zeros(images).scatter_reduce(0, image_of, own, "amax", include_self=False)
+    # Of those at least as similar as the match: the match itself and, of an image's captions, its equals. Others are ahead.
+    ahead_of_captions = -torch.bincount(image_of[own == best[image_of]], minlength=images)
+    ahead_of_images = torch.full((captions,), -1, device=similarity.device)
+    rows = max(1, BLOCK_ELEMENTS // captions)
+    for start in range(0, images, rows):
+        block = similarity[start:start + rows]
+        if not block.isfinite().all():
+            raise ValueError("Some similarities are not finite, so nothing can be ranked by them; check that the embeddings "
+                             "are finite.")
+        ahead_of_captions[start:start + rows] += (block >= best[start:start + rows, None]).count_nonzero(dim=1)
+        ahead_of_images += (block >= own).count_nonzero(dim=0)
+    measures = {f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
+                for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
+    return measures | {"rSum": sum(measures.values())}
+
+
+def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
+    """COCO's 1K protocol: means of `retrieval` in `folds` equal parts of the images, in their order, each with its captions.
+
+    similarity (images, captions), image_of (captions,). Raises as `retrieval`, and `UserError` where the images are not
+    divisible by the folds.
+    """
+    image_of = _checked(similarity, image_of)
+    images = len(similarity)
+    if folds < 1 or images % folds:
+        raise UserError(f"{images} images do not make {folds} equal parts; evaluate them as one, or choose folds that divide "
+                        "them.")
+    size = images // folds
+    parts = []
+    for start in range(0, images, size):
+        inside = ((image_of >= start) & (image_of < start + size)).nonzero().squeeze(1)
+        parts.append(retrieval(similarity[start:start + size, inside], image_of[inside] - start))
+    return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
+
+
+def as_table(records: Mapping[str, Mapping[str, float]]) -> str:
+    """Measures by what was evaluated as a table in percent, one row for each: R@1, R@5 and R@10 each way, and their sum."""
+    columns = next(iter(records.values()))
+    lines = [" " * NAME_WIDTH + "".join(column.rjust(COLUMN_WIDTH) for column in columns)]
+    for name, record in records.items():
+        lines.append(name.ljust(NAME_WIDTH) + "".join(f"{record[column]:{COLUMN_WIDTH}.1f}" for column in columns))
+    return "\n".join(lines)
+
+
+def _checked(similarity: torch.Tensor, image_of: torch.Tensor) -> torch.Tensor:
+    """`image_of` (captions,) on the device of the similarities (images, captions), whose shape it fits."""
+    if similarity.ndim != 2:
+        raise ValueError(f"Similarities must be (images, captions), but they are {tuple(similarity.shape)}.")
+    images, captions = similarity.shape
+    image_of = torch.as_tensor(image_of, device=similarity.device)
+    if image_of.shape != (captions,) or image_of.is_floating_point():
+        raise ValueError(f"{captions} captions need as many whole numbers that name their images, but image_of is "
+                         f"{image_of.dtype} {tuple(image_of.shape)}.")
+    if captions and not 0 <= int(image_of.min()) <= int(image_of.max()) < images:
+        raise ValueError(f"Captions name the images {int(image_of.min())} to {int(image_of.max())}, but there are {images}, "
+                         "from 0 on.")
+    image_of = image_of.long()
+    lonely = (torch.bincount(image_of, minlength=images) == 0).nonzero()
+    if not images or len(lonely):
+        raise UserError(f"Image {int(lonely[0])} of {images} has no caption, so it can find none; check the captions."
+                        if images else "There is no image, so nothing can be retrieved; check the test split.")
+    return image_of

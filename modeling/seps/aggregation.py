@@ -1,0 +1,30 @@
+"""Aggregation of image patches with one weight MLP, or one per kind of caption (spec 12)."""
+import torch
+from torch import nn
+
+from modeling.sdtps import aggregate, aggregation_mlp
+
+
+class DualTokenAggregation(nn.Module):
+    """Merges the patches selected by the sparse and by the dense caption: W_s V_s + W_d V_d, two weight MLPs, one scale.
+
+    `embed_dim` is C, `out_tokens` N_c.
+    """
+
+    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
+        super().__init__()
+        self.weight_sparse = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.weight_dense = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """What each token weighs in each mean, sparse and dense: (B, S, C) → two (B, N_c, S)."""
+        return [weight(tokens).transpose(1, 2) * self.scale for weight in (self.weight_sparse, self.weight_dense)]
+
+    def forward(self, sparse: torch.Tensor, sparse_decision: torch.Tensor, dense: torch.Tensor | None = None,
+                dense_decision: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens (B, S, C) and decisions (B, S) of the sparse and, where there is one, the dense caption → (B, N_c, C)."""
+        merged = aggregate(sparse, self.weight_sparse(sparse).transpose(1, 2) * self.scale, sparse_decision)
+        if dense is None:
+            return merged
+        return merged + aggregate(dense, self.weight_dense(dense).transpose(1, 2) * self.scale, dense_decision)

@@ -1,0 +1,210 @@
+"""Similarities of images and captions by patches that every caption selects for itself (spec 12)."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modeling.sdtps import (
+    TokenAggregation,
+    TokenSparse,
+    aggregated_tokens,
+    cosines,
+    dropped_weights,
+    guided_score,
+    kept_tokens,
+    masked_logits,
+    min_max,
+    select,
+)
+from modeling.seps.aggregation import DualTokenAggregation
+from modeling.seps.relevance import HRPA
+
+CHUNKS = {"cpu": 64, "cuda": 4096}
+"""Pairs of image and caption that are compared together. Each takes some 12·N_c·(N + C) bytes, 0.3 MB at the defaults: on a
+CPU few are best, which stay in the cache, on a GPU many, which keep it busy."""
+
+
+class Texts(NamedTuple):
+    """Captions: their words at unit length (T, L, C), zero where there is none, which are there (T, L), and how many (T,);
+    the mean of the words as they were (T, C)."""
+
+    words: torch.Tensor
+    counts: torch.Tensor
+    lengths: torch.Tensor
+    mean: torch.Tensor
+
+    def part(self, first: int, last: int) -> Texts:
+        """Some of the captions, as wide as the longest among them."""
+        words, counts, lengths, mean = (value[first:last] for value in self)
+        width = int(lengths.max())
+        return Texts(words[:, :width].contiguous(), counts[:, :width], lengths, mean)
+
+
+class Images(NamedTuple):
+    """What of the images needs no caption: patches (V, N, C), class token at unit length (V, 1, C) or (V, 0, C), cosine of
+    the patches with their mean (V, N), and of every branch predicted scores (V, N) and aggregation logits (V, N_c, N)."""
+
+    patches: torch.Tensor
+    class_token: torch.Tensor
+    own: torch.Tensor
+    predicted: tuple[torch.Tensor, ...]
+    logits: tuple[torch.Tensor, ...]
+
+    def part(self, first: int, last: int) -> Images:
+        """Some of the images."""
+        patches, class_token, own, *branches = (
+            tuple(each[first:last] for each in value) if isinstance(value, tuple) else value[first:last] for value in self)
+        return Images(patches, class_token, own, *branches)
+
+
+class CrossSparseAggrNet(nn.Module):
+    """The similarity of every image with every caption, for each of which the image's patches are slimmed anew.
+
+    `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, merges
+    what the sparse and the long ("dense") caption select (`use_dual_aggr`) and matches it with the sparse caption; the open
+    version scores by raw cosines, and adds up the matches of sparse and long caption. `chunk` pairs are compared at once,
+    by default as many as suit the device.
+
+    Raises `ValueError` for ratios, a temperature or a beta that make no sense.
+    """
+
+    def __init__(self, embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
+                 use_paper_version: bool = False, top_k: int = 5, use_gumbel_softmax: bool = False, gumbel_tau: float = 1.0,
+                 use_dual_aggr: bool = True, beta: float = 0.25):
+        super().__init__()
+        if gumbel_tau <= 0:
+            raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
+        out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
+        self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
+        self.use_paper_version, self.beta = use_paper_version, beta
+        self.chunk: int | None = None
+        self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
+        self.is_dual = use_paper_version and use_dual_aggr
+        if use_paper_version:
+            self.sparse_net_cap = TokenSparse(embed_size, self.keep, beta)
+            self.sparse_net_long = TokenSparse(embed_size, self.keep, beta)
+        self.aggr_net = (DualTokenAggregation if self.is_dual else TokenAggregation)(embed_size, out_tokens)
+        self.hrpa = HRPA(use_paper_version, top_k)
+
+    def forward(self, img_embs: torch.Tensor, cap_embs: torch.Tensor, cap_lens: torch.Tensor | Sequence[int],
+                long_cap_embs: torch.Tensor | None = None, long_cap_lens: torch.Tensor | Sequence[int] | None = None,
+                ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
+        """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) of which the first cap_lens (B_t,) words count, and
+        optionally a long caption for each → similarities (B_v, B_t), in training (similarities, masks).
+
+        Masks are (B_t, B_v, N): of the open version the sum over its captions, of the paper version a tuple of the sparse
+        and, where it selects, the dense caption's. Raises `ValueError` for numbers of tokens or words that cannot be.
+        """
+        caption = _texts("cap", cap_embs, cap_lens)
+        if (long_cap_embs is None) != (long_cap_lens is None):
+            lone, other = ("long_cap_lens", "long_cap_embs") if long_cap_embs is None else ("long_cap_embs", "long_cap_lens")
+            raise ValueError(f"{lone} is given without {other}; give both or neither.")
+        # As in the published systems no gradient reaches the long captions: they say what to select, and train the images.
+        long = None if long_cap_embs is None else _texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+        if long and len(long.words) != len(caption.words):
+            raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
+        images = self._images(img_embs, has_long=long is not None)
+        with torch.autocast(img_embs.device.type, enabled=False):
+            similarities, masks = self._all_pairs(images, caption, long)
+        if not self.training:
+            return similarities
+        return similarities, masks if self.use_paper_version else masks[0]
+
+    def _images(self, tokens: torch.Tensor, has_long: bool) -> Images:
+        """Everything about the images (V, N or 1 + N, C) that is the same for all captions."""
+        prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
+        if prefix not in (0, 1):
+            raise ValueError(f"The image tokens are {tuple(tokens.shape)}, but they must be (images, tokens, width), not "
+                             f"empty, with {self.num_patches} patches, for which this network was made, or "
+                             f"{self.num_patches + 1} tokens, the first a class token.")
+        class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
+        logits = self.aggr_net.logits(patches)
+        logits = logits if self.is_dual else [logits]
+        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
+        branches = 2 if self.is_dual and has_long else 1
+        own = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        return Images(patches.float(), F.normalize(class_token.float(), dim=-1), own,
+                      tuple(net.predict(patches) for net in nets[:branches]),
+                      tuple(logit.float() for logit in logits[:branches]))
+
+    def _all_pairs(self, images: Images, caption: Texts, long: Texts | None,
+                   ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """→ similarities (V, T) and, in training, masks (T, V, N); `chunk` pairs at a time."""
+        count, total = len(images.patches), len(caption.words)
+        chunk = self.chunk or CHUNKS.get(images.patches.device.type, CHUNKS["cuda"])
+        # Wide rather than tall: the captions of a single image lie in memory as the products want them, without a copy.
+        wide = min(total, chunk)
+        tall = max(1, chunk // wide)
+        columns, mask_columns = [], []
+        for left in range(0, total, wide):
+            texts = [text and text.part(left, left + wide) for text in (caption, long)]
+            parts = [self._match(images.part(top, top + tall), *texts) for top in range(0, count, tall)]
+            columns.append(torch.cat([similarity for similarity, _ in parts]))
+            if self.training:  # with a thousand images and five thousand captions they would be gigabytes
+                mask_columns.append([torch.cat(masks, dim=1) for masks in zip(*(masks for _, masks in parts), strict=True)])
+        return torch.cat(columns, dim=1), tuple(torch.cat(masks) for masks in zip(*mask_columns, strict=True))
+
+    def _match(self, images: Images, caption: Texts, long: Texts | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Similarities (V, T) of some images and captions, and their masks (T, V, N)."""
+        texts = [caption, long] if long else [caption]
+        guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
+        if self.use_paper_version:
+            guidance = [min_max(seen) for seen in (*guidance, images.own)]
+            weights = (*(1.0 for _ in texts), 2.0)  # the image's own counts twice
+            scores = [guided_score(predicted, guidance, weights, self.beta) for predicted in images.predicted]
+            return self._compare(images, scores, caption)
+        found = [self._compare(images, [images.own + seen], text) for seen, text in zip(guidance, texts, strict=True)]
+        return sum(similarity for similarity, _ in found), [sum(mask for _, (mask,) in found)]
+
+    def _compare(self, images: Images, scores: list[torch.Tensor], text: Texts) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Select by each branch's scores (T, V, N), merge, and match with the words → (V, T), masks (T, V, N)."""
+        tau = self.gumbel_tau if self.training else None
+        decisions = [select(score, self.keep, tau)[1] for score in scores]
+        # Weights over all patches in place of gathered ones: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
+        merging = sum(masked_logits(logits.unsqueeze(1), decision.transpose(0, 1)).softmax(dim=-1)
+                      for logits, decision in zip(images.logits, decisions, strict=True))
+        extra = sum(dropped_weights(score, decision) for score, decision in zip(scores, decisions, strict=True)) / len(scores)
+        seen = [_cosines(_pooled(weights, images.patches), text.words)
+                for weights in (merging, extra.transpose(0, 1).unsqueeze(2))]
+        seen.append(torch.einsum("vpc,tlc->vtlp", images.class_token, text.words))
+        return self.hrpa.of_cosines(torch.cat(seen, dim=-1), text.counts.unsqueeze(0)), decisions
+
+
+def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
+                      use_paper_version: bool = False, use_gumbel_softmax: bool = False,
+                      gumbel_tau: float = 1.0) -> CrossSparseAggrNet:
+    """The network of these settings. Raises `ValueError` as it does."""
+    return CrossSparseAggrNet(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version,
+                              use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
+
+
+SDTPS = CrossSparseAggrNet
+
+
+def _texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
+    """Captions (T, L, C) with their lengths, checked; what lies beyond a length becomes zero. Raises `ValueError`."""
+    lengths = torch.as_tensor(lengths, device=words.device)
+    if words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
+        raise ValueError(f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
+                         f"{tuple(lengths.shape)} one length for each caption.")
+    if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
+        raise ValueError(f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
+                         f"word and these are padded to {words.shape[1]}.")
+    counts = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
+    words = words.float().masked_fill(~counts.unsqueeze(-1), 0.0)
+    return Texts(F.normalize(words, dim=-1), counts, lengths, words.sum(dim=1) / lengths.unsqueeze(1))
+
+
+def _pooled(weights: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+    """Weighted sums of an image's patches: weights (V, T, A, N), patches (V, N, C) → (V, T, A, C)."""
+    return (weights.flatten(1, 2) @ patches).unflatten(1, weights.shape[1:3])
+
+
+def _cosines(tokens: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Cosines of tokens (V, T, A, C) with the words of unit length of their caption (T, L, C) → (V, T, L, A)."""
+    products = torch.einsum("vtac,tlc->vtla", tokens, words)
+    return products / tokens.norm(dim=-1).clamp_min(1e-12).unsqueeze(2)

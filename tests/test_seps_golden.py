@@ -1,0 +1,118 @@
+"""SEPS, its plain loop and its slow reference against the numbers of the original; test_seps_losses.py has the losses'."""
+import inspect
+
+import pytest
+import torch
+from golden_cases import load_case, relative_error
+from reference import seps as reference
+from reference.seps_loop import PlainSEPS
+
+from modeling.seps import CrossSparseAggrNet, SEPSLoss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CASES = ["open", "open_sparse_only", "open_gradients", "paper", "paper_no_long", "paper_single", "paper_gradients"]
+MADE_BY = pytest.mark.parametrize("make", [CrossSparseAggrNet, PlainSEPS])
+INPUTS = ["images", "captions", "caption_lengths", "long_captions", "long_caption_lengths"]
+
+
+def build(make, case):
+    """The case's network in training; loading is strict, for the names are the interface."""
+    names = set(inspect.signature(make).parameters) & set(case.settings)
+    assert set(case.settings) - names <= {"seed", "has_cls", "parameters"}
+    network = make(**{name: case.settings[name] for name in names})
+    network.load_state_dict(case.weights)
+    return network.train()
+
+
+def inputs_of(case, dtype=torch.float32):
+    """Image tokens, captions, lengths and, where the case has them, long captions and their lengths; those tokens have
+    gradients."""
+    given = [case.arrays[name] for name in INPUTS if name in case.arrays]
+    return [tensor.to(dtype).detach().clone().requires_grad_() if tensor.is_floating_point() else tensor for tensor in given]
+
+
+def assert_golden(case, inputs, similarity, masks):
+    """Values, masks and, where the case has them, gradients and losses."""
+    arrays = case.arrays
+    assert similarity.shape == arrays["similarity"].shape
+    assert relative_error(similarity, arrays["similarity"]) < 1e-5
+    if not case.settings["use_paper_version"]:
+        assert isinstance(masks, torch.Tensor)
+        assert "mask" not in arrays or torch.equal(masks.float(), arrays["mask"])
+    else:
+        named = [arrays[name] for name in ("mask_sparse", "mask_dense") if name in arrays]
+        assert isinstance(masks, tuple) and (not named or len(masks) == len(named))
+        assert all(torch.equal(mask.float(), expected) for mask, expected in zip(masks, named, strict=bool(named)))
+    if "probe" in arrays:
+        (similarity * arrays["probe"]).sum().backward()
+        for name, tensor in zip(INPUTS, inputs, strict=True):
+            if f"grad_{name}" in arrays:
+                assert_gradient(tensor.grad, arrays[f"grad_{name}"], name)
+
+
+def assert_gradient(found, expected, name):
+    """No gradient and one of zeros are the same."""
+    if expected.eq(0).all():
+        assert found is None or found.eq(0).all(), name
+    else:
+        assert relative_error(found, expected) < 1e-5, name
+
+
+@MADE_BY
+@pytest.mark.parametrize("name", CASES)
+def test_values_masks_and_gradients(name, make):
+    case = load_case(f"seps_{name}")
+    inputs = inputs_of(case)
+    assert_golden(case, inputs, *build(make, case)(*inputs))
+
+
+@MADE_BY
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation(name, make):
+    case = load_case(f"seps_{name}")
+    with torch.no_grad():
+        similarity = build(make, case).eval()(*inputs_of(case))
+    assert relative_error(similarity, case.arrays["similarity"]) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_agrees(name, dtype):
+    """Which is the evidence that what the network is compared with on other inputs is right."""
+    case = load_case(f"seps_{name}")
+    inputs, settings = inputs_of(case, dtype), case.settings
+    weights = {key: weight.to(dtype) for key, weight in case.weights.items()}
+    found = reference.similarities(weights, *inputs, paper=settings["use_paper_version"], dual=settings["use_dual_aggr"],
+                                   **{key: settings[key] for key in ("sparse_ratio", "aggr_ratio", "beta", "top_k")})
+    assert_golden(case, inputs, *found)
+
+
+@pytest.mark.parametrize("name", ["open", "paper"])
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_whole_losses(name, kind):
+    case = load_case(f"seps_{name}")
+    found = SEPSLoss(max_violation=kind == "max")(*build(CrossSparseAggrNet, case)(*inputs_of(case)),
+                                                  img_ids=case.arrays["image_ids"])
+    assert relative_error(torch.stack(found), case.arrays[f"loss_{kind}"]) < 1e-5
+
+
+@MADE_BY
+@pytest.mark.parametrize("name", CASES)
+def test_names_and_shapes_of_the_parameters(name, make):
+    case = load_case(f"seps_{name}")
+    network = build(make, case)
+    assert {key: tensor.shape for key, tensor in network.state_dict().items()} == {
+        key: tensor.shape for key, tensor in case.weights.items()}
+    if "parameters" in case.settings:
+        assert sum(parameter.numel() for parameter in network.parameters()) == case.settings["parameters"]
+
+
+@MADE_BY
+@pytest.mark.parametrize(("arguments", "parameters"), [
+    ({}, 57_368), ({"use_paper_version": True}, 246_392),
+    ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5}, 291),
+    ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, "use_paper_version": True}, 1_198),
+    ({"embed_size": 40, "num_patches": 25, "use_paper_version": True, "use_dual_aggr": False}, 1_367)], ids=str)
+def test_number_of_parameters(make, arguments, parameters):
+    assert sum(parameter.numel() for parameter in make(**arguments).parameters()) == parameters

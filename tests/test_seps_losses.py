@@ -1,0 +1,150 @@
+"""The losses of SEPS against the numbers of the original and against loops."""
+import pytest
+import torch
+from golden_cases import load_case, relative_error
+from reference import seps as reference
+from test_losses import with_gradient
+
+from modeling.seps import ContrastiveLoss, RatioLoss, SEPSLoss
+
+VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])
+IDS = pytest.mark.parametrize("img_ids", [None, [0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]], ids=str)
+
+
+def draw(seed, batch=6, patches=10):
+    """Similarities (B, B), some of whose excesses are above 0 and some below, and masks of 0 and 1 (B, B, N), soft ones too."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 0.3 * torch.randn(batch, batch, generator=generator) + 0.4 * torch.eye(batch)
+    hard = [(torch.rand(batch, batch, patches, generator=generator) < share).float() for share in (0.3, 0.6)]
+    return scores, hard, [torch.rand(batch, batch, patches, generator=generator) for _ in range(2)]
+
+
+def as_tensor(img_ids):
+    return None if img_ids is None else torch.tensor(img_ids)
+
+
+def assert_equal(found, expected):
+    """(value, gradient) of both, the gradient of zeros exactly."""
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5, abs=1e-9)
+    if expected[1].eq(0).all():
+        assert found[1].eq(0).all()
+    else:
+        assert relative_error(found[1], expected[1]) < 1e-5
+
+
+@VIOLATION
+@pytest.mark.parametrize("has_ids", [True, False], ids=["ids", "no ids"])
+def test_golden_contrastive(has_ids, max_violation):
+    case = load_case("seps_losses")
+    arrays, name = case.arrays, f"align_{'max' if max_violation else 'sum'}"
+    loss = ContrastiveLoss(case.settings["margin"], max_violation)
+    value, gradient = with_gradient(lambda scores: loss(scores, arrays["image_ids"] if has_ids else None), arrays["scores"])
+    assert relative_error(value, arrays[name if has_ids else f"{name}_no_ids"]) < 1e-5
+    if has_ids:
+        assert relative_error(gradient, arrays[f"grad_{name}"]) < 1e-5
+
+
+def test_golden_ratio():
+    """A tensor is the sum of the masks, as the open version returns it."""
+    case = load_case("seps_losses")
+    sparse, dense = case.arrays["mask_sparse"], case.arrays["mask_dense"]
+    arguments = [case.settings[name] for name in ("target_ratio", "lambda_sparse", "lambda_dense")]
+    for name, mask in (("pair", (sparse, dense)), ("single", (sparse,)), ("tensor", sparse + dense)):
+        for loss in (RatioLoss(*arguments), lambda given: reference.ratio(given, *arguments)):
+            assert relative_error(loss(mask), case.arrays[f"ratio_{name}"]) < 1e-5, name
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2, 1.5])
+@VIOLATION
+@IDS
+@pytest.mark.parametrize("seed", [1, 2])
+def test_contrastive(seed, img_ids, max_violation, margin):
+    scores = draw(seed)[0]
+    expected = with_gradient(lambda leaf: reference.contrastive(leaf, img_ids, margin, max_violation), scores.double())
+    loss = ContrastiveLoss(margin, max_violation)
+    assert_equal(with_gradient(lambda leaf: loss(leaf, as_tensor(img_ids)), scores), expected)
+
+
+def test_pairs_of_one_image_are_no_negatives():
+    scores = draw(3)[0]
+    ids = torch.tensor([0, 1, 1, 2, 0, 3])
+    for loss in (ContrastiveLoss(1.5), ContrastiveLoss(1.5, max_violation=True)):
+        gradient = with_gradient(lambda leaf, loss=loss: loss(leaf, ids), scores)[1]
+        same = ids[:, None] == ids
+        assert gradient[same & ~torch.eye(6, dtype=torch.bool)].eq(0).all()
+        assert gradient[~same].ne(0).any()
+        changed = torch.where(same & ~torch.eye(6, dtype=torch.bool), 99.0, scores)
+        assert torch.equal(loss(changed, ids), loss(scores, ids))
+
+
+def test_the_hardest_negative_alone_counts():
+    scores = torch.tensor([[1.0, 0.9, 0.95], [0.0, 1.0, 0.85], [0.0, 0.0, 1.0]])
+    assert float(ContrastiveLoss()(scores)) == pytest.approx((0.1 + 0.15 + 0.05) * 2)
+    # Rows: 0.15 and 0.05; columns: 0.1 and the larger of 0.15 and 0.05.
+    assert float(ContrastiveLoss(max_violation=True)(scores)) == pytest.approx(0.15 + 0.05 + 0.1 + 0.15)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+@pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
+@pytest.mark.parametrize("weights", [(), (0.4, 1.5, 0.7)], ids=str)
+def test_ratio(weights, kind, soft):
+    both = torch.stack(draw(4)[2 if soft else 1])
+
+    def given(leaf):
+        return {"tensor": leaf.sum(0), "single": (leaf[0],), "pair": tuple(leaf)}[kind]
+
+    assert_equal(with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
+                 with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()))
+
+
+def test_a_lone_mask_ignores_the_dense_weight():
+    mask = draw(5)[1][0]
+    assert torch.equal(RatioLoss(lambda_dense=9.0)((mask,)), RatioLoss(lambda_dense=0.0)((mask,)))
+    assert torch.equal(RatioLoss(lambda_sparse=9.0, lambda_dense=9.0)(mask), RatioLoss()(mask))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
+@VIOLATION
+@IDS
+def test_whole(img_ids, max_violation, kind):
+    scores, _, (sparse, dense) = draw(6)
+    arguments = {"margin": 0.3, "target_ratio": 0.4, "ratio_weight": 1.7, "max_violation": max_violation, "lambda_sparse": 1.5,
+                 "lambda_dense": 0.7}
+    mask = {"tensor": sparse + dense, "single": (sparse,), "pair": (sparse, dense)}[kind]
+    exact = mask.double() if kind == "tensor" else tuple(one.double() for one in mask)
+    found = SEPSLoss(**arguments)(scores, mask, as_tensor(img_ids))
+    expected = reference.whole(scores.double(), exact, img_ids, **arguments)
+    assert len(found) == 3
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == () and float(one) == pytest.approx(float(other), rel=1e-5, abs=1e-9)
+    assert_equal(with_gradient(lambda leaf: SEPSLoss(**arguments)(leaf, mask, as_tensor(img_ids))[0], scores),
+                 with_gradient(lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()))
+
+
+def test_defaults():
+    scores, (sparse, dense), _ = draw(7)
+    found = SEPSLoss()(scores, (sparse, dense))
+    assert [float(value) for value in found] == pytest.approx(
+        [float(value) for value in reference.whole(scores, (sparse, dense))], rel=1e-5)
+    assert float(found[0]) == pytest.approx(float(found[1] + 2 * found[2]))
+
+
+def test_set_max_violation():
+    """All negatives in the first epoch, the hardest after (spec 12)."""
+    scores, (sparse, _), _ = draw(8)
+    every, hardest = (SEPSLoss(max_violation=value)(scores, sparse)[1] for value in (False, True))
+    assert not torch.equal(every, hardest)
+    loss = SEPSLoss()
+    for value, expected in ((False, every), (True, hardest), (False, every)):
+        loss.set_max_violation(value)
+        assert torch.equal(loss(scores, sparse)[1], expected)
+
+
+def test_masks_get_a_gradient_where_they_are_soft():
+    """Which is the only way for the ratio to steer anything."""
+    scores, _, (sparse, dense) = draw(9)
+    leaves = [sparse.clone().requires_grad_(), dense.clone().requires_grad_()]
+    SEPSLoss()(scores, tuple(leaves))[0].backward()
+    for leaf in leaves:
+        expected = 2 * 2.0 * (leaf.detach().mean() - 0.5) / leaf.numel()
+        assert torch.allclose(leaf.grad, expected.expand_as(leaf), rtol=1e-4, atol=0)

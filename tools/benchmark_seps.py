@@ -1,0 +1,76 @@
+"""The part of tools/benchmark.py on SEPS: similarities of images and captions, beside a loop over the captions (spec 12)."""
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
+from torch import nn
+
+from modeling.seps import CrossSparseAggrNet
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from reference.seps_loop import PlainSEPS
+
+TARGET = 5
+WORDS, LONG_WORDS = (8, 24), (30, 60)
+"""Words of captions and of long ones, as tokens of BERT: the shortest, the longest."""
+VERSIONS = {"open": False, "paper": True}
+GIB = 2**30
+
+Batch = tuple[torch.Tensor, ...]
+
+
+def seps_rows(quick: bool = False) -> list[Row]:
+    """Similarities of as many images as captions, each with a long one, in evaluation and training; `quick` takes tiny sizes.
+
+    Raises `RuntimeError` where the similarities differ.
+    """
+    evaluated, trained, patches, width = (4, 3, 16, 32) if quick else (64, 32, 196, 512)
+    rows = []
+    for name, is_paper in VERSIONS.items():
+        torch.manual_seed(0)
+        plain = PlainSEPS(width, patches, use_paper_version=is_paper)
+        ours = CrossSparseAggrNet(width, patches, use_paper_version=is_paper)
+        ours.load_state_dict(plain.state_dict())
+        for count, what, work in ((evaluated, "evaluation", _evaluate), (trained, "training step", _train)):
+            batch = draw(count, count, patches, width)
+            check_equal("SEPS", _evaluate(ours, batch), _evaluate(plain, batch))
+            title = f"SEPS, {name} version, {count} images × {count} captions: {what}"
+            seconds = in_turns(title, {"reference": partial(work, plain, batch), "ours": partial(work, ours, batch)}, 1)
+            rows.append(speed_row(title, seconds, TARGET if work is _evaluate else None))
+    return [*rows, *_memory_rows(quick)]
+
+
+def draw(images: int, captions: int, patches: int, width: int) -> Batch:
+    """Random tokens of images, captions with their lengths, and as many long ones: the network's arguments."""
+    texts = []
+    for shortest, longest in (WORDS, LONG_WORDS):
+        texts += [torch.randn(captions, longest, width), torch.randint(shortest, longest + 1, (captions,))]
+    return torch.randn(images, 1 + patches, width), *texts
+
+
+def _memory_rows(quick: bool) -> list[Row]:
+    """What more captions add to the memory of an evaluation, beside the captions themselves."""
+    images, few, many = (8, 4, 8) if quick else (100, 50, 500)
+    patches, width = (16, 32) if quick else (196, 512)
+    small, large = (peak_memory(_evaluate_drawn, images, captions, patches, width) for captions in (few, many))
+    return [Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None, peak / GIB, "GiB", None)
+            for captions, peak in ((few, small), (many, large))]
+
+
+def _evaluate_drawn(*sizes: int) -> None:
+    _evaluate(CrossSparseAggrNet(sizes[3], sizes[2], use_paper_version=True), draw(*sizes))
+
+
+@torch.no_grad()
+def _evaluate(network: nn.Module, batch: Batch) -> torch.Tensor:
+    return network.eval()(*batch)
+
+
+def _train(network: nn.Module, batch: Batch) -> None:
+    """Forward and backward, with gradients at tokens, words and parameters."""
+    network.zero_grad()
+    leaves = [part.detach().requires_grad_() if part.is_floating_point() else part
+              for part in batch]
+    network.train()(*leaves)[0].sum().backward()
