@@ -115,23 +115,21 @@ def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, decision: torch.T
         return dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
 
 
-def masked_logits(logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """logits (..., A, S) + log of the decisions (..., S) → (..., A, S), float32: -inf where a token is dropped.
+def log_mask(decision: torch.Tensor) -> torch.Tensor:
+    """Logarithm of the decisions (..., S), float32: 0 at a kept token, -inf at a dropped one. Added to logits it is the mask.
 
-    A decision D enters as log D: 0 where it is 1 and -inf where it is 0, which is the usual mask, but with the
-    derivative 1/D = 1 at a selected token and none at a dropped one. Subtracting (1 - D)·1e10 is equal forward and
+    Its derivative is 1/D = 1 at a kept token and none at a dropped one. Subtracting (1 - D)·1e10 instead is equal forward and
     multiplies the straight-through gradient by 1e10 (spec 4).
     """
     decision = decision.float()
     is_dropped = decision <= 0
     # The logarithm sees no zero, where its derivative is infinite.
-    mask = decision.masked_fill(is_dropped, 1.0).log().masked_fill(is_dropped, -torch.inf)
-    return logits.float() + mask.unsqueeze(-2)
+    return decision.masked_fill(is_dropped, 1.0).log().masked_fill(is_dropped, -torch.inf)
 
 
 def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
     """Masked aggregation of tokens (B, S, C) by logits (B, A, S) and decisions (B, S) → (B, A, C)."""
-    return softmax_mean(tokens, masked_logits(logits, decision))
+    return softmax_mean(tokens, logits.float() + log_mask(decision).unsqueeze(-2))
 
 
 class TokenSparse(nn.Module):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,49 +15,20 @@ from modeling.sdtps import (
     dropped_weights,
     guided_score,
     kept_tokens,
-    masked_logits,
+    log_mask,
     min_max,
     select,
 )
 from modeling.seps.aggregation import DualTokenAggregation
-from modeling.seps.relevance import HRPA
+from modeling.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
+from modeling.seps.relevance import HRPA, joined
 
 CHUNKS = {"cpu": 64, "cuda": 4096}
-"""Pairs of image and caption that are compared together. Each takes some 12·N_c·(N + C) bytes, 0.3 MB at the defaults: on a
-CPU few are best, which stay in the cache, on a GPU many, which keep it busy."""
+"""Pairs of image and caption that are merged together. Each takes some 12·N_c·(N + C) bytes, 0.3 MB at the defaults: on a CPU
+few are best, which stay in the cache, on a GPU many, which keep it busy."""
 
-
-class Texts(NamedTuple):
-    """Captions: their words at unit length (T, L, C), zero where there is none, which are there (T, L), and how many (T,);
-    the mean of the words as they were (T, C)."""
-
-    words: torch.Tensor
-    counts: torch.Tensor
-    lengths: torch.Tensor
-    mean: torch.Tensor
-
-    def part(self, first: int, last: int) -> Texts:
-        """Some of the captions, as wide as the longest among them."""
-        words, counts, lengths, mean = (value[first:last] for value in self)
-        width = int(lengths.max())
-        return Texts(words[:, :width].contiguous(), counts[:, :width], lengths, mean)
-
-
-class Images(NamedTuple):
-    """What of the images needs no caption: patches (V, N, C), class token at unit length (V, 1, C) or (V, 0, C), cosine of
-    the patches with their mean (V, N), and of every branch predicted scores (V, N) and aggregation logits (V, N_c, N)."""
-
-    patches: torch.Tensor
-    class_token: torch.Tensor
-    own: torch.Tensor
-    predicted: tuple[torch.Tensor, ...]
-    logits: tuple[torch.Tensor, ...]
-
-    def part(self, first: int, last: int) -> Images:
-        """Some of the images."""
-        patches, class_token, own, *branches = (
-            tuple(each[first:last] for each in value) if isinstance(value, tuple) else value[first:last] for value in self)
-        return Images(patches, class_token, own, *branches)
+BLOCK = 4096
+"""Pairs that are scored and selected together, which takes a hundredth of that."""
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -99,12 +69,12 @@ class CrossSparseAggrNet(nn.Module):
         Masks are (B_t, B_v, N): of the open version the sum over its captions, of the paper version a tuple of the sparse
         and, where it selects, the dense caption's. Raises `ValueError` for numbers of tokens or words that cannot be.
         """
-        caption = _texts("cap", cap_embs, cap_lens)
+        caption = as_texts("cap", cap_embs, cap_lens)
         if (long_cap_embs is None) != (long_cap_lens is None):
             lone, other = ("long_cap_lens", "long_cap_embs") if long_cap_embs is None else ("long_cap_embs", "long_cap_lens")
             raise ValueError(f"{lone} is given without {other}; give both or neither.")
         # As in the published systems no gradient reaches the long captions: they say what to select, and train the images.
-        long = None if long_cap_embs is None else _texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+        long = None if long_cap_embs is None else as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
         if long and len(long.words) != len(caption.words):
             raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
         images = self._images(img_embs, has_long=long is not None)
@@ -129,7 +99,7 @@ class CrossSparseAggrNet(nn.Module):
         own = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
         return Images(patches.float(), F.normalize(class_token.float(), dim=-1), own,
                       tuple(net.predict(patches) for net in nets[:branches]),
-                      tuple(logit.float() for logit in logits[:branches]))
+                      tuple(logit.float().contiguous() for logit in logits[:branches]))
 
     def _all_pairs(self, images: Images, caption: Texts, long: Texts | None,
                    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -138,40 +108,38 @@ class CrossSparseAggrNet(nn.Module):
         chunk = self.chunk or CHUNKS.get(images.patches.device.type, CHUNKS["cuda"])
         # Wide rather than tall: the captions of a single image lie in memory as the products want them, without a copy.
         wide = min(total, chunk)
-        tall = max(1, chunk // wide)
+        tall = max(BLOCK, chunk) // wide
         columns, mask_columns = [], []
         for left in range(0, total, wide):
             texts = [text and text.part(left, left + wide) for text in (caption, long)]
-            parts = [self._match(images.part(top, top + tall), *texts) for top in range(0, count, tall)]
+            parts = [self._match(images.part(top, top + tall), *texts, max(1, chunk // wide)) for top in range(0, count, tall)]
             columns.append(torch.cat([similarity for similarity, _ in parts]))
             if self.training:  # with a thousand images and five thousand captions they would be gigabytes
                 mask_columns.append([torch.cat(masks, dim=1) for masks in zip(*(masks for _, masks in parts), strict=True)])
         return torch.cat(columns, dim=1), tuple(torch.cat(masks) for masks in zip(*mask_columns, strict=True))
 
-    def _match(self, images: Images, caption: Texts, long: Texts | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Similarities (V, T) of some images and captions, and their masks (T, V, N)."""
+    def _match(self, images: Images, caption: Texts, long: Texts | None,
+               tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Similarities (V, T) of some images and captions, and their masks (T, V, N); `tall` images are merged at once."""
         texts = [caption, long] if long else [caption]
         guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
             guidance = [min_max(seen) for seen in (*guidance, images.own)]
             weights = (*(1.0 for _ in texts), 2.0)  # the image's own counts twice
             scores = [guided_score(predicted, guidance, weights, self.beta) for predicted in images.predicted]
-            return self._compare(images, scores, caption)
-        found = [self._compare(images, [images.own + seen], text) for seen, text in zip(guidance, texts, strict=True)]
+            return self._compare(images, scores, caption, tall)
+        found = [self._compare(images, [images.own + seen], text, tall) for seen, text in zip(guidance, texts, strict=True)]
         return sum(similarity for similarity, _ in found), [sum(mask for _, (mask,) in found)]
 
-    def _compare(self, images: Images, scores: list[torch.Tensor], text: Texts) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _compare(self, images: Images, scores: list[torch.Tensor], text: Texts,
+                 tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Select by each branch's scores (T, V, N), merge, and match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
         decisions = [select(score, self.keep, tau)[1] for score in scores]
-        # Weights over all patches in place of gathered ones: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
-        merging = sum(masked_logits(logits.unsqueeze(1), decision.transpose(0, 1)).softmax(dim=-1)
-                      for logits, decision in zip(images.logits, decisions, strict=True))
-        extra = sum(dropped_weights(score, decision) for score, decision in zip(scores, decisions, strict=True)) / len(scores)
-        seen = [_cosines(_pooled(weights, images.patches), text.words)
-                for weights in (merging, extra.transpose(0, 1).unsqueeze(2))]
-        seen.append(torch.einsum("vpc,tlc->vtlp", images.class_token, text.words))
-        return self.hrpa.of_cosines(torch.cat(seen, dim=-1), text.counts.unsqueeze(0)), decisions
+        shares = sum(dropped_weights(score, decision) for score, decision in zip(scores, decisions, strict=True)) / len(scores)
+        masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
+        found = joined(bests_of_merged(images, masks, text, tall), bests_of_single(images, shares, text))
+        return self.hrpa.of_bests(found, text.counts), decisions
 
 
 def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -184,27 +152,3 @@ def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_rati
 
 SDTPS = CrossSparseAggrNet
 
-
-def _texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
-    """Captions (T, L, C) with their lengths, checked; what lies beyond a length becomes zero. Raises `ValueError`."""
-    lengths = torch.as_tensor(lengths, device=words.device)
-    if words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
-        raise ValueError(f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
-                         f"{tuple(lengths.shape)} one length for each caption.")
-    if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
-        raise ValueError(f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
-                         f"word and these are padded to {words.shape[1]}.")
-    counts = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
-    words = words.float().masked_fill(~counts.unsqueeze(-1), 0.0)
-    return Texts(F.normalize(words, dim=-1), counts, lengths, words.sum(dim=1) / lengths.unsqueeze(1))
-
-
-def _pooled(weights: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
-    """Weighted sums of an image's patches: weights (V, T, A, N), patches (V, N, C) → (V, T, A, C)."""
-    return (weights.flatten(1, 2) @ patches).unflatten(1, weights.shape[1:3])
-
-
-def _cosines(tokens: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Cosines of tokens (V, T, A, C) with the words of unit length of their caption (T, L, C) → (V, T, L, A)."""
-    products = torch.einsum("vtac,tlc->vtla", tokens, words)
-    return products / tokens.norm(dim=-1).clamp_min(1e-12).unsqueeze(2)

@@ -1,4 +1,8 @@
 """HRPA: how well the tokens of images and the words of captions match, by the best of each for each (spec 12)."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -8,6 +12,13 @@ LEAK = 0.1
 
 NEVER = -1000.0
 """What a masked cosine counts as: below all of them, so that it is never the best."""
+
+
+class Bests(NamedTuple):
+    """Cosine of every word with its best token (..., L), and of every token with its best word (..., P)."""
+
+    of_words: torch.Tensor
+    of_tokens: torch.Tensor
 
 
 class HRPA(nn.Module):
@@ -31,9 +42,9 @@ class HRPA(nn.Module):
         (B_v, 1)."""
         return mask_xattn_one_text(patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k)
 
-    def of_cosines(self, cosines: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """Cosines (..., L, P) of words and tokens, words (..., L) True where they count → (...)."""
-        return relevance(cosines, words, None, self.relevance_mlp, self.top_k)
+    def of_bests(self, found: Bests, words: torch.Tensor) -> torch.Tensor:
+        """The bests of words (..., L), which count where `words` (..., L) is True, and of tokens (..., P) → (...)."""
+        return relevance(found, words, None, self.relevance_mlp, self.top_k)
 
 
 def mask_xattn_one_text(patch_features: torch.Tensor, word_features: torch.Tensor, patch_mask: torch.Tensor | None = None,
@@ -45,19 +56,29 @@ def mask_xattn_one_text(patch_features: torch.Tensor, word_features: torch.Tenso
     words = F.normalize(word_features, dim=-1)
     cosines = words @ F.normalize(patch_features, dim=-1).transpose(1, 2)
     tokens = None if patch_mask is None else patch_mask > 0
-    return relevance(cosines, None, tokens, relevance_mlp, top_k).unsqueeze(-1)
+    return relevance(bests(cosines, tokens), None, tokens, relevance_mlp, top_k).unsqueeze(-1)
 
 
-def relevance(cosines: torch.Tensor, words: torch.Tensor | None = None, tokens: torch.Tensor | None = None,
+def bests(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> Bests:
+    """The largest of every word's and of every token's cosines (..., L, P); tokens (..., P) are True for those that can be a
+    word's best (None: all)."""
+    among_tokens = cosines if tokens is None else cosines.masked_fill(~tokens.unsqueeze(-2), NEVER)
+    return Bests(among_tokens.amax(dim=-1), cosines.amax(dim=-2))
+
+
+def joined(some: Bests, others: Bests) -> Bests:
+    """The bests of the same words and of both's tokens together."""
+    return Bests(torch.maximum(some.of_words, others.of_words), torch.cat([some.of_tokens, others.of_tokens], dim=-1))
+
+
+def relevance(found: Bests, words: torch.Tensor | None = None, tokens: torch.Tensor | None = None,
               relevance_mlp: nn.Module | None = None, top_k: int = 5) -> torch.Tensor:
-    """The relevance of L words and P tokens by their cosines (..., L, P) → (...).
+    """The relevance of L words and P tokens by their bests (..., L) and (..., P) → (...).
 
     words (..., L) and tokens (..., P) are True for those that count (None: all).
     """
-    of_words = _seen(cosines, tokens, -1).amax(dim=-1)
-    of_tokens = _seen(cosines, words, -2).amax(dim=-2)
     total = 0.0
-    for best, counts in ((of_words, words), (of_tokens, tokens)):
+    for best, counts in ((found.of_words, words), (found.of_tokens, tokens)):
         if relevance_mlp is None:
             # Of the best rather than of all: LeakyReLU keeps the order.
             best = F.leaky_relu(best, LEAK)
@@ -65,13 +86,6 @@ def relevance(cosines: torch.Tensor, words: torch.Tensor | None = None, tokens: 
             total = total + relevance_mlp(_largest(best, counts, top_k)).squeeze(-1)
         total = total + _mean(best, counts)
     return total
-
-
-def _seen(cosines: torch.Tensor, counts: torch.Tensor | None, dim: int) -> torch.Tensor:
-    """`cosines` with what does not count along `dim` below all others."""
-    if counts is None:
-        return cosines
-    return cosines.masked_fill(~(counts.unsqueeze(-1) if dim == -2 else counts.unsqueeze(-2)), NEVER)
 
 
 def _mean(values: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
