@@ -1,7 +1,7 @@
 """Triplets in batches: (images by modality, labels, cameras)."""
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -59,7 +59,7 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     sampler = (_shuffled_batches if cfg.DATALOADER.SAMPLER == "softmax" else _identity_batches)(cfg, labels)
     cache = use_cache(cfg, samples)
     dataset = TripletDataset(samples, labels, train_transform(cfg), cache)
-    return DataLoader(dataset, batch_sampler=sampler, **_loading(cfg, cache))
+    return DataLoader(dataset, batch_sampler=sampler, **loading(cfg, cache, collate))
 
 
 def _shuffled_batches(cfg: CfgNode, labels: list[int]) -> ShuffledBatchSampler:
@@ -85,12 +85,12 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     # Evaluated every epoch: kept in memory like the training pictures.
     cache = use_cache(cfg, samples)
     dataset = TripletDataset(samples, labels, test_transform(cfg), cache)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **_loading(cfg, cache))
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loading(cfg, cache, collate))
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
     """The loader's batches, the next always on its way. Raises `UserError` for a picture that cannot be read."""
-    for collated in loader if loader.num_workers else _ahead(loader):
+    for collated in loader if loader.num_workers else ahead(loader):
         yield as_batch(collated)
 
 
@@ -102,7 +102,7 @@ def as_batch(collated: tuple[torch.Tensor, list[int], list[int]] | UserError) ->
     return dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
 
 
-def _ahead(loader: DataLoader) -> Iterator:
+def ahead(loader: DataLoader) -> Iterator:
     """What a loader without processes gives, made by a thread one batch ahead."""
     iterator = iter(loader)
     with ThreadPoolExecutor(1) as thread:
@@ -112,11 +112,11 @@ def _ahead(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(cfg: CfgNode, samples: Sequence[Sample]) -> bool:
-    """Whether the decoded pictures are kept in memory, by DATASETS.CACHE and the size of the first."""
+def use_cache(cfg: CfgNode, samples: Sequence, pictures_of: Callable[..., Iterable[torch.Tensor]] = decode_triplet) -> bool:
+    """Whether the decoded pictures are kept in memory, by DATASETS.CACHE and the size of the first sample's."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(samples) * sum(picture.numel() for picture in decode_triplet(samples[0])) <= CACHE_LIMIT
+    return len(samples) * sum(picture.numel() for picture in pictures_of(samples[0])) <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple[torch.Tensor, list[int], list[int]] | UserError:
@@ -124,12 +124,16 @@ def collate(items: list) -> tuple[torch.Tensor, list[int], list[int]] | UserErro
 
     A single tensor, as each takes over a millisecond on its way from a loading process.
     """
-    error = next((item for item in items if isinstance(item, UserError)), None)
-    if error:
+    if error := first_error(items):
         return error
     images, labels, cameras = zip(*items, strict=True)
     by_modality = torch.stack([image for modality in zip(*images, strict=True) for image in modality])
     return by_modality.unflatten(0, (len(MODALITIES), -1)), list(labels), list(cameras)
+
+
+def first_error(items: Iterable) -> UserError | None:
+    """The first of a batch's items that is an error in place of a sample."""
+    return next((item for item in items if isinstance(item, UserError)), None)
 
 
 def cpu_cores() -> int:
@@ -137,7 +141,8 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _loading(cfg: CfgNode, cache: bool) -> dict:
+def loading(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
+    """How a loader works, for DataLoader: its processes by DATALOADER.NUM_WORKERS and the machine."""
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
         cores = cpu_cores()

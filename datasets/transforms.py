@@ -1,7 +1,7 @@
 """From a decoded picture to the network's input (spec 7); every modality draws its own augmentation."""
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torchvision.transforms import v2
@@ -11,6 +11,8 @@ Transform = Callable[..., torch.Tensor]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Share of the picture, height over width, and draws of a rectangle until one fits (Zhong et al., Random Erasing, 2020)."""
+CROP_ASPECT = (3 / 4, 4 / 3)
+"""Width over height of a random crop."""
 
 
 class TrainTransform:
@@ -79,8 +81,56 @@ def train_transform(cfg: CfgNode) -> Transform:
 
 def test_transform(cfg: CfgNode) -> Transform:
     """uint8 (3, h, w) → float32 (3, H, W): resize and normalise."""
-    return v2.Compose([v2.Resize(list(cfg.INPUT.SIZE_TEST), interpolation=v2.InterpolationMode.BILINEAR),
-                       v2.ToDtype(torch.float32, scale=True), v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+    return _resized(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
+
+
+def _resized(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:
+    return v2.Compose([v2.Resize(list(size), interpolation=interpolation), v2.ToDtype(torch.float32, scale=True),
+                       v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+
+
+class CropTransform:
+    """uint8 (3, h, w) → float32 (3, H, W): a random part of the picture at the network's size, flip, normalise.
+
+    Draws as `TrainTransform` does; of one picture alone, as image-text matching has it (Inception's crop).
+    """
+
+    def __init__(self, cfg: CfgNode):
+        self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
+        self.size = list(cfg.INPUT.SIZE)
+        self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True),
+                                     v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+
+    def __call__(self, picture: torch.Tensor, draw: random.Random = random) -> torch.Tensor:
+        box = crop_box(*picture.shape[1:], self.least, draw)
+        picture = v2.functional.resized_crop(picture, *box, self.size, v2.InterpolationMode.BICUBIC)
+        return self.normalise(picture.flip(2) if draw.random() < self.flip else picture)
+
+
+def crop_box(height: int, width: int, least: float, draw: random.Random) -> tuple[int, int, int, int]:
+    """A random part of a picture, of at least the share `least` of its area: top, left, rows, columns.
+
+    Where no draw fits, as in a very long picture, its middle.
+    """
+    for _ in range(ATTEMPTS):
+        area = draw.uniform(least, 1) * height * width
+        aspect = math.exp(draw.uniform(*map(math.log, CROP_ASPECT)))
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return draw.randint(0, height - rows), draw.randint(0, width - columns), rows, columns
+    narrowest, widest = CROP_ASPECT
+    rows, columns = min(height, round(width / narrowest)), min(width, round(height * widest))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def crop_transform(cfg: CfgNode) -> Transform:
+    """The augmentation of training on pictures with captions."""
+    return CropTransform(cfg)
+
+
+def resize_transform(cfg: CfgNode) -> Transform:
+    """uint8 (3, h, w) → float32 (3, H, W) for evaluation of image-text matching: resize as training does, normalise."""
+    return _resized(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
 
 
 test_transform.__test__ = False  # the name is the field's; pytest must not take it for a test

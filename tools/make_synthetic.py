@@ -4,26 +4,24 @@
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from synthetic_folder import check_free, marker_of, written_folder
 
 from config import MODALITIES, UserError
 from config.cli import run
 from config.progress import progress
 from datasets.synthetic import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
 
-FOLDER, MARKER, MASKS = "RGBNT201", "synthetic.json", "MASK"
+FOLDER, MASKS = "RGBNT201", "MASK"
 SPLITS = ("train_171", "test")
 MOST_PER_CAMERA = 100  # the running number in a file name has two digits
 
@@ -76,11 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{target} is up to date: it was made with these arguments, nothing was written.")
         return
     check_free(target, options.overwrite)
-    try:
-        write(target, recipe, identities, options)
-    except OSError as error:
-        raise UserError(f"--root {options.root}: the data set could not be written there "
-                        f"({error.strerror or error}); choose a folder that is writable and has room.") from error
+    write(target, recipe, identities, options)
     per_identity = len(CAMERAS) * options.images_per_camera
     print(f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
           f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
@@ -108,44 +102,15 @@ def check(options: argparse.Namespace) -> None:
 
 def is_up_to_date(target: Path, recipe: dict) -> bool:
     """Whether this tool made `target` by this recipe and no picture has gone since."""
-    marker = read_marker(target)
-    if marker is None or any(marker.get(key) != value for key, value in recipe.items()):
-        return False
-    return all(len(list((target / split / kind).glob("*"))) == marker.get("triplets", {}).get(split)
-               for split in SPLITS for kind in (*MODALITIES, MASKS))
-
-
-def read_marker(target: Path) -> dict | None:
-    """What this tool recorded when it made `target`; None if it did not make it."""
-    try:
-        marker = json.loads((target / MARKER).read_text())
-    except (OSError, ValueError):
-        return None
-    return marker if isinstance(marker, dict) and "version" in marker else None
-
-
-def check_free(target: Path, overwrite: bool) -> None:
-    """Raise UserError unless `target` is absent, empty, or an older work of this tool that may be replaced."""
-    if not os.path.lexists(target):
-        return
-    if target.is_symlink() or not target.is_dir():
-        raise UserError(f"{target} exists and is not a plain folder; choose another --root.")
-    if not any(target.iterdir()):
-        return
-    made_here = read_marker(target) is not None
-    if overwrite and not made_here:
-        raise UserError(f"{target} is not empty and holds no {MARKER}, so this tool did not make it and it may be the "
-                        f"real data set; --overwrite leaves it alone: choose another --root.")
-    if not overwrite:
-        raise UserError(f"{target} exists already and is not empty; choose another --root"
-                        + (" or pass --overwrite to replace it." if made_here else "."))
+    marker = marker_of(target, recipe)
+    return marker is not None and all(
+        len(list((target / split / kind).glob("*"))) == marker.get("triplets", {}).get(split)
+        for split in SPLITS for kind in (*MODALITIES, MASKS))
 
 
 def write(target: Path, recipe: dict, identities: list[Identity], options: argparse.Namespace) -> None:
-    """Draw everything into a temporary folder beside `target` and put it in its place when it is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
-        fresh = Path(temporary) / FOLDER
+    """Draw everything into a folder that takes the place of `target` when it is complete."""
+    with written_folder(target) as (fresh, marker):
         for split in SPLITS:
             for kind in (*MODALITIES, MASKS):
                 (fresh / split / kind).mkdir(parents=True)
@@ -156,10 +121,7 @@ def write(target: Path, recipe: dict, identities: list[Identity], options: argpa
         drawn = draw_all(tasks, options.workers)
         for split, written in progress(drawn, "drawing", len(tasks), unit="identity"):
             triplets[split] += written
-        (fresh / MARKER).write_text(json.dumps({**recipe, "triplets": triplets}, indent=2) + "\n")
-        if target.exists():
-            shutil.move(target, Path(temporary) / "replaced")
-        fresh.rename(target)
+        marker.update(recipe, triplets=triplets)
 
 
 def draw_all(tasks: list[Task], workers: int) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,148 @@
+"""Pictures with captions, in the files that the field of image-text matching uses (VSE++, vse_infty, LAPS).
+
+The layout is told in docs/data.md. Everything is checked here, once, so that training can trust it.
+"""
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from config import UserError
+
+IMAGES, MAPPING = "images", "id_mapping.json"
+LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
+
+
+@dataclass(frozen=True)
+class ImageTexts:
+    """A split: its distinct images in order of first appearance, and its captions, each of one image.
+
+    `image_of` gives each caption's place in `paths`; `long_captions` has one per image, or is None without a dense file.
+    """
+
+    paths: tuple[str, ...]
+    captions: tuple[str, ...]
+    image_of: tuple[int, ...]
+    long_captions: tuple[str, ...] | None
+
+
+def read_image_texts(root: Path, name: str, split: str, long_captions: str = "auto") -> ImageTexts:
+    """The split of the data set in `root`/`name`; `long_captions` is auto (where their file is there), yes or no.
+
+    Raises `UserError` for what is missing, empty or contradicts itself.
+    """
+    folder = Path(root) / name
+    if not folder.is_dir():
+        raise UserError(f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it there, or "
+                        "set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
+    caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
+    captions, ids = _lines(caps_file), _lines(ids_file)
+    per_id, rest = divmod(len(captions), len(ids))
+    if rest:
+        raise UserError(f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids, but there must be one id for "
+                        "each caption, or one for each image with equally many captions; remove or add the lines that differ.")
+    order: dict[str, int] = {}  # image id → its place, by first appearance
+    image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
+    if len(order) < 2:
+        raise UserError(f"{ids_file} names a single image, and matching needs at least two; add images with their captions.")
+    paths = _paths(folder, ids_file, ids, order)
+    return ImageTexts(paths, tuple(captions), tuple(image_of), _dense(folder, split, order, long_captions))
+
+
+def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
+    """The picture of each image id, on disk."""
+    mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
+    if not images.is_dir():
+        raise UserError(f"The folder {images} is missing; put the pictures that {file} names there (a link will do).")
+    paths = []
+    for image_id in order:
+        if image_id not in mapping:
+            raise UserError(f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
+                            "there with its picture, or remove its line and captions.")
+        picture = mapping[image_id]
+        if not isinstance(picture, str) or not _is_inside(picture):
+            raise UserError(f"{file}: the image {image_id!r} has the path {picture!r}, but it must be relative to {images} and "
+                            "stay inside; correct it.")
+        path = os.path.join(images, picture)
+        if not os.path.isfile(path):
+            raise UserError(f"The picture {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
+                            f"image and its captions from {ids_file}.")
+        paths.append(path)
+    return tuple(paths)
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path is relative and never leaves the folder that it starts from."""
+    pure = PurePosixPath(path.replace("\\", "/"))
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+
+
+def _mapping(file: Path) -> dict:
+    text = _text(file)
+    try:
+        mapping = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is no valid JSON ({error}); correct it or make it anew.") from None
+    if not isinstance(mapping, dict):
+        raise UserError(f'{file} must hold one JSON object, {{"id": "path of the picture in {IMAGES}/", …}}; make it anew.')
+    return mapping
+
+
+def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple[str, ...] | None:
+    """The long caption of each image id; what the file has for other images is left out."""
+    file = folder / f"{split}_dense.jsonl"
+    if wanted == "no" or (wanted == "auto" and not file.exists()):
+        return None
+    found: dict[str, str] = {}
+    for number, line in enumerate(_lines(file), 1):
+        image_id, caption = _dense_line(file, number, line)
+        if image_id in found:
+            raise UserError(f"{file}, line {number}: the image {image_id!r} has a caption in a line before; keep one.")
+        found[image_id] = caption
+    missing = next((image_id for image_id in order if image_id not in found), None)
+    if missing is not None:
+        raise UserError(f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
+                        "set DATASETS.LONG_CAPTIONS to no.")
+    return tuple(found[image_id] for image_id in order)
+
+
+def _dense_line(file: Path, number: int, line: str) -> tuple[str, str]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}, line {number}: no valid JSON ({error}); correct it.") from None
+    image_id, caption = (content.get("id"), content.get("caption")) if isinstance(content, dict) else (None, None)
+    # The ids of MS-COCO are numbers: JSON written by a script may have them as such.
+    if not isinstance(image_id, str | int) or not isinstance(caption, str) or not caption.strip():
+        raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that is '
+                        "not empty; correct it.")
+    return str(image_id), caption.strip()
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file, stripped. Raises `UserError` where there is none or one is empty."""
+    text = _text(file)
+    # Not splitlines(), which also cuts at characters that captions may hold (U+2028, U+0085, …).
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    if not text.strip():
+        raise UserError(f"{file} is empty; fill or replace it.")
+    if "" in lines:
+        raise UserError(f"{file}, line {lines.index('') + 1}: the line is empty; fill it, or remove it together with what "
+                        "belongs to it in the other files.")
+    return lines
+
+
+def _text(file: Path) -> str:
+    """A file's text, which may start with a byte order mark."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"The file {file} is missing; add it: a data set has {LAYOUT}.") from None
+    except OSError as error:
+        raise UserError(f"The file {file} cannot be read ({error.strerror or error}); make it readable.") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{file}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8.") from None

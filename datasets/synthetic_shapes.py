@@ -1,0 +1,201 @@
+"""Synthetic scenes with captions: two to four coloured shapes on a plain background, and sentences that are true of them.
+
+A scene is a description first, from which both the picture and the captions are made. No two shapes of a scene have one
+colour or one place; kinds, sizes and textures repeat. A caption names two or three of the shapes by some of their
+attributes, which nearly always tells the scene from a few hundred others; a long caption names everything.
+"""
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+VERSION = 1
+"""Raised whenever the same seed would give other pictures or captions."""
+MINIMUM_SIZE = 32
+"""Side in pixels under which a small star is a blot."""
+
+COLOURS = {"red": (214, 40, 40), "orange": (245, 138, 30), "yellow": (245, 215, 50), "green": (50, 155, 60),
+           "cyan": (70, 205, 215), "blue": (45, 80, 200), "purple": (130, 50, 165), "pink": (245, 130, 185)}
+BACKGROUNDS = {"white": (240, 240, 238), "grey": (140, 142, 145), "black": (28, 28, 30), "brown": (112, 84, 62)}
+SIZES = {"small": 0.105, "large": 0.16}  # radius over the picture's side
+TEXTURES = ("plain", "striped", "dotted")
+TEXTURE_RATES = (0.5, 0.25, 0.25)
+PLACES = {"in the top left corner": (0, 0), "at the top": (0, 1), "in the top right corner": (0, 2),
+          "on the left": (1, 0), "in the centre": (1, 1), "on the right": (1, 2),
+          "in the bottom left corner": (2, 0), "at the bottom": (2, 1), "in the bottom right corner": (2, 2)}
+"""Row and column of a grid of three by three."""
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+SUPERSAMPLING = 3
+TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
+GRAIN = 5  # standard deviation of the noise, in grey levels
+
+SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the picture shows {a} and {b}", "you can see {a} with {b}",
+             "{number} shapes , one of them is {a} and another is {b}")
+RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the picture shows {a} {relation} {b}")
+OF_THREE = ("{a} , {b} and {c}", "there are {number} shapes , among them {a} , {b} and {c}")
+LONG = "there are {number} shapes on a {background} background . {shapes} ."
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One thing in a picture; every field is a word or phrase of the captions."""
+
+    size: str
+    texture: str
+    colour: str
+    kind: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is in a picture, from top left to bottom right."""
+
+    shapes: tuple[Shape, ...]
+    background: str
+
+
+def random_scene(rng: np.random.Generator) -> Scene:
+    """Two to four shapes with colours and places of their own."""
+    count = int(rng.integers(2, 5))
+    places = sorted(rng.choice(len(PLACES), count, replace=False))
+    colours = rng.choice(list(COLOURS), count, replace=False)
+    shapes = tuple(Shape(_choice(rng, SIZES), str(rng.choice(TEXTURES, p=TEXTURE_RATES)), str(colour),
+                         _choice(rng, OUTLINES), list(PLACES)[place])
+                   for place, colour in zip(places, colours, strict=True))
+    return Scene(shapes, _choice(rng, BACKGROUNDS))
+
+
+def _choice(rng: np.random.Generator, words) -> str:
+    return list(words)[rng.integers(len(words))]
+
+
+# Captions
+
+def long_caption(scene: Scene) -> str:
+    """A text that names every attribute of every shape, and the background."""
+    shapes = " , ".join(f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes)
+    return LONG.format(number=NUMBERS[len(scene.shapes)], background=scene.background, shapes=shapes)
+
+
+def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[str]:
+    """So many different captions, each of which names a part of the scene."""
+    captions: dict[str, None] = {}
+    while len(captions) < number:
+        captions[_short_caption(scene, rng)] = None
+    return list(captions)
+
+
+def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
+    shapes = [scene.shapes[i] for i in rng.permutation(len(scene.shapes))]
+    kind = rng.random()
+    if len(shapes) > 2 and kind < 0.2:
+        # Three colours and kinds with a fourth word are enough to know a scene by.
+        a, b, c = (_noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3])
+        return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=NUMBERS[len(scene.shapes)])
+    if kind < 0.6:
+        a, b = shapes[:2]
+        said = {"relation": _choice(rng, relations(a, b)), "number": NUMBERS[len(scene.shapes)]}
+        return _choice(rng, RELATED).format(a=_with_some(a, rng), b=_with_some(b, rng), **said)
+    # One of the two by its place, the other perhaps.
+    a, b = (_with_some(shape, rng, place=rng.random() < rate) for shape, rate in zip(shapes[:2], (1, 0.4), strict=True))
+    return _choice(rng, SENTENCES).format(a=a, b=b, number=NUMBERS[len(scene.shapes)])
+
+
+def _with_some(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
+    """A shape by colour, kind and one or both of size and texture; with its place, perhaps by none of them."""
+    size, texture = ((True, False), (False, True), (True, True), (False, False))[rng.integers(4 if place else 3)]
+    return _noun(shape, size, texture) + (f" {shape.place}" if place else "")
+
+
+def _noun(shape: Shape, size: bool = False, texture: bool = False) -> str:
+    words = [*[shape.size] * size, *[shape.texture] * texture, shape.colour, shape.kind]
+    return " ".join(["an" if words[0][0] in "aeiou" else "a", *words])
+
+
+def relations(a: Shape, b: Shape) -> list[str]:
+    """How `a` lies to `b`, in every way that is true: each direction that is at least as far as the other, and nearness."""
+    (row, column), (other_row, other_column) = PLACES[a.place], PLACES[b.place]
+    down, right = row - other_row, column - other_column
+    found = ["next to"] * (max(abs(down), abs(right)) == 1)
+    if down and abs(down) >= abs(right):
+        found.append("below" if down > 0 else "above")
+    if right and abs(right) >= abs(down):
+        found.append("to the right of" if right > 0 else "to the left of")
+    return found
+
+
+# Pictures
+
+def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
+    """The scene as uint8 (size, size, 3). The generator decides on light, grain and how exactly shapes lie and are turned."""
+    side = size * SUPERSAMPLING
+    canvas = np.full((side, side, 3), BACKGROUNDS[scene.background], np.uint8)
+    for shape in scene.shapes:
+        _draw_shape(canvas, shape, rng)
+    picture = np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32)
+    # One side is a little lighter than the other.
+    ramp, (down, right) = np.linspace(-6, 6, size), rng.uniform(-1, 1, 2)
+    light = down * ramp[:, None, None] + right * ramp[None, :, None]
+    return np.uint8((picture + light + rng.normal(0, GRAIN, picture.shape)).round().clip(0, 255))
+
+
+def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> None:
+    """Put a shape into a canvas (side, side, 3)."""
+    side = len(canvas)
+    radius, turn = side * SIZES[shape.size], rng.uniform(-0.15, 0.15)
+    row, column = side * ((np.array(PLACES[shape.place]) + 0.5) / 3 + rng.uniform(-0.012, 0.012, 2))
+    image = Image.new("1", (side, side))
+    draw = ImageDraw.Draw(image)
+    for points, value in OUTLINES[shape.kind]:
+        y, x = points.T
+        turned = column + radius * (x * np.cos(turn) - y * np.sin(turn)), row + radius * (x * np.sin(turn) + y * np.cos(turn))
+        draw.polygon(list(zip(*turned, strict=True)), fill=value)
+    rows, columns = np.nonzero(np.asarray(image))
+    down, right, slant = (rows - row) / side, (columns - column) / side, turn + 0.7  # stripes and dots lie aslant
+    marked = _marked(shape.texture, right * np.cos(slant) + down * np.sin(slant), down * np.cos(slant) - right * np.sin(slant))
+    colour = np.array(COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
+    canvas[rows, columns] = np.where(marked[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
+
+
+def _marked(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
+    """Whether pixels at these places, in picture sides, are of a dark stripe or dot: (pixels,) bool."""
+    if texture == "striped":
+        return along % 0.08 < 0.035
+    if texture == "dotted":
+        return np.hypot(along % 0.085 - 0.0425, across % 0.085 - 0.0425) < 0.024
+    return np.zeros(along.shape, bool)
+
+
+def _regular(corners: int, *radii: float, turn: float = 0.0) -> np.ndarray:
+    """A polygon around the origin as (row, column), from straight above; its corners' radii take turns."""
+    angles = 2 * np.pi * np.arange(corners) / corners + turn
+    radius = np.resize(radii, corners)
+    return np.stack([-radius * np.cos(angles), radius * np.sin(angles)], axis=1)
+
+
+_BAR = np.array([(-1, -0.33), (-1, 0.33), (1, 0.33), (1, -0.33)])
+OUTLINES = {
+    "circle": [(_regular(40, 0.95), 1)],
+    "square": [(_regular(4, 1.2, turn=np.pi / 4), 1)],
+    "triangle": [(np.add(_regular(3, 1.2), (0.2, 0)), 1)],
+    "star": [(_regular(10, 1.2, 0.5), 1)],
+    "cross": [(_BAR, 1), (_BAR[:, ::-1], 1)],
+    "ring": [(_regular(40, 1.05), 1), (_regular(40, 0.55), 0)],
+    "diamond": [(_regular(4, 1.15, 0.8), 1)],
+}
+"""Polygons of radius about 1 that are drawn (1) or cut out (0) one after the other."""
+
+
+def _vocabulary() -> tuple[str, ...]:
+    """Every word that a caption can hold, sorted."""
+    templates = " ".join((*SENTENCES, *RELATED, *OF_THREE, LONG)).split()
+    of_relations = {word for a, b in combinations(PLACES, 2) for pair in ((a, b), (b, a))
+                    for relation in relations(*(Shape("", "", "", "", place) for place in pair)) for word in relation.split()}
+    words = {word for word in templates if not word.startswith("{")} | of_relations | {"a", "an", "is", *NUMBERS.values()}
+    words |= {*COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *" ".join(PLACES).split()}
+    return tuple(sorted(words))
+
+
+VOCABULARY = _vocabulary()

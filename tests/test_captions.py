@@ -1,0 +1,237 @@
+"""Batches of captions with their images: the same for any number of processes, with the cache and without."""
+import random
+import warnings
+from collections import Counter
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from triplets import cut_short, message_of, states, zero_bytes
+from yacs.config import CfgNode
+
+from config import UserError
+from datasets.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
+from datasets.image_text import ImageTexts, read_image_texts
+from datasets.pictures import decode
+from tools import make_synthetic_captions
+
+IMAGES, CAPTIONS = 10, 3
+PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
+
+
+def config(*opts):
+    made = CfgNode({
+        "INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3,
+                  "MAX_WORDS": 64, "MAX_LONG_WORDS": 128},
+        "DATASETS": {"CACHE": "auto"}, "DATALOADER": {"NUM_WORKERS": 0}, "MODEL": {"DEVICE": "cpu"},
+        "SOLVER": {"SEED": 3, "IMS_PER_BATCH": 4}, "TEST": {"IMS_PER_BATCH": 4}})
+    made.merge_from_list(list(opts))
+    return made
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """A folder with the synthetic shapes, small; not to be changed by tests."""
+    root = tmp_path_factory.mktemp("shapes")
+    make_synthetic_captions.main(["--root", str(root), "--images", str(IMAGES), "--dev_images", "2", "--test_images", "6",
+                                  "--captions", str(CAPTIONS), "--size", "32"])
+    return root
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shapes):
+    return AutoTokenizer.from_pretrained(shapes / "shapes" / "bert")
+
+
+@pytest.fixture
+def split(shapes):
+    return read_image_texts(shapes, "shapes", "train")
+
+
+def load_epoch(split, tokenizer, *opts, epoch=1):
+    loader = train_loader(config(*opts), split, tokenizer)
+    loader.batch_sampler.epoch = epoch
+    return list(batches(loader))
+
+
+def assert_equal_batches(ours, theirs):
+    assert len(ours) == len(theirs) > 1
+    for one, other in zip(ours, theirs, strict=True):
+        for ours_is, theirs_is in zip(astuple(one), astuple(other), strict=True):
+            assert torch.equal(ours_is, theirs_is)
+
+
+def texts_of(tokenizer, tokens, lengths):
+    return [" ".join(tokenizer.convert_ids_to_tokens(ids[1:length - 1])) for ids, length in zip(tokens, lengths, strict=True)]
+
+
+def test_a_batch_holds_captions_with_their_images(split, tokenizer):
+    loaded = load_epoch(split, tokenizer, *PLAIN)
+    assert len(loaded) == IMAGES * CAPTIONS // 4
+    seen = Counter()
+    for batch in loaded:
+        assert batch.images.dtype == torch.float32 and batch.images.shape == (4, 3, 32, 32)
+        assert batch.captions.dtype == batch.lengths.dtype == batch.image_ids.dtype == batch.long_lengths.dtype == torch.int64
+        captions = texts_of(tokenizer, batch.captions, batch.lengths)
+        dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
+        for image, picture, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
+            assert torch.allclose(picture, (decode(split.paths[image]) / 255 - 0.5) / 0.5, atol=1e-6)
+            assert split.image_of[split.captions.index(caption)] == image and text == split.long_captions[image]
+            seen[caption] += 1
+    # 30 captions in batches of 4: the last two are dropped.
+    assert set(seen.values()) == {1} and len(seen) == 28
+
+
+def test_every_caption_is_seen_once_an_epoch(split, tokenizer):
+    for epoch in (0, 1):
+        loaded = load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 15, epoch=epoch)
+        assert sorted(caption for batch in loaded for caption in texts_of(tokenizer, batch.captions, batch.lengths)) == sorted(
+            split.captions)
+        assert Counter(torch.cat([batch.image_ids for batch in loaded]).tolist()) == dict.fromkeys(range(IMAGES), CAPTIONS)
+
+
+def test_texts_begin_and_end_and_are_padded(split, tokenizer):
+    for batch in load_epoch(split, tokenizer):
+        for tokens, lengths in ((batch.captions, batch.lengths), (batch.long_captions, batch.long_lengths)):
+            assert tokens.shape == (4, lengths.max())
+            for ids, length in zip(tokens, lengths, strict=True):
+                assert ids[0] == tokenizer.cls_token_id and ids[length - 1] == tokenizer.sep_token_id
+                assert (ids[:length] != 0).all() and (ids[length:] == 0).all()
+
+
+def test_texts_are_cut(split, tokenizer):
+    for batch in load_epoch(split, tokenizer, "INPUT.MAX_WORDS", 6, "INPUT.MAX_LONG_WORDS", 9):
+        assert batch.lengths.tolist() == [6] * 4 and batch.long_lengths.tolist() == [9] * 4
+        assert (batch.captions[:, -1] == tokenizer.sep_token_id).all()
+
+
+def test_encoded_texts(tokenizer):
+    texts = ["a red circle", "an orange ring next to a small blue star", "zebra"]
+    encoded = encode_texts(tokenizer, texts, 64)
+    assert [len(text) for text in encoded] == [5, 11, 3]
+    assert tokenizer.convert_ids_to_tokens(encoded[0]) == ["[CLS]", "a", "red", "circle", "[SEP]"]
+    assert encoded[2][1] == tokenizer.unk_token_id
+    assert encode_texts(tokenizer, texts, 4)[1] == [*encoded[1][:3], tokenizer.sep_token_id]
+    assert encode_texts(tokenizer, [], 64) == []
+
+
+def test_texts_are_encoded_in_parts(tokenizer, monkeypatch):
+    texts = [" ".join(["red"] * number) for number in range(1, 8)]
+    monkeypatch.setattr("datasets.captions.TEXTS_AT_ONCE", 3)
+    assert [len(text) for text in encode_texts(tokenizer, texts, 64)] == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_padded_texts():
+    tokens, lengths = padded([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
+    assert tokens.tolist() == [[2, 7, 3, 0, 0], [2, 3, 0, 0, 0], [2, 7, 8, 9, 3]] and lengths.tolist() == [3, 2, 5]
+    assert tokens.dtype == lengths.dtype == torch.int64
+
+
+def test_without_long_captions_there_are_none(split, tokenizer):
+    short = ImageTexts(split.paths, split.captions, split.image_of, None)
+    with_dense = load_epoch(split, tokenizer)
+    for batch, other in zip(load_epoch(short, tokenizer), with_dense, strict=True):
+        assert batch.long_captions is None and batch.long_lengths is None
+        assert torch.equal(batch.captions, other.captions) and torch.equal(batch.images, other.images)
+
+
+@pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", 2], ["DATASETS.CACHE", "no"],
+                                  ["DATALOADER.NUM_WORKERS", 2, "DATASETS.CACHE", "no"]],
+                         ids=lambda opts: " ".join(map(str, opts)))
+def test_neither_processes_nor_the_cache_change_a_bit(split, tokenizer, opts):
+    torch.manual_seed(1)
+    random.seed(1)
+    expected = load_epoch(split, tokenizer, "DATASETS.CACHE", "yes")
+    torch.manual_seed(2)
+    random.seed(2)
+    assert_equal_batches(load_epoch(split, tokenizer, *opts), expected)
+
+
+def test_loading_processes_are_silent(split, tokenizer, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_epoch(split, tokenizer, "DATALOADER.NUM_WORKERS", 1)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_leaves_the_generators_of_training_alone(split, tokenizer, workers):
+    before = states()
+    load_epoch(split, tokenizer, "DATALOADER.NUM_WORKERS", workers)
+    assert torch.equal(states()[0], before[0]) and states()[1] == before[1]
+
+
+def test_another_seed_or_epoch_gives_other_captions_and_pictures(split, tokenizer):
+    ours = load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)[0]
+    for other in (load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30, "SOLVER.SEED", 4)[0],
+                  load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30, epoch=2)[0]):
+        assert not torch.equal(ours.image_ids, other.image_ids)
+        assert not torch.equal(ours.images[ours.image_ids.argmax()], other.images[other.image_ids.argmax()])
+
+
+def test_captions_of_one_image_see_it_differently(split, tokenizer):
+    batch = load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)[0]
+    first, second, _ = batch.images[batch.image_ids == 0]
+    assert not torch.equal(first, second)
+
+
+def test_epochs_of_one_loader_are_those_of_fresh_ones(split, tokenizer):
+    loader = train_loader(config("DATALOADER.NUM_WORKERS", 1), split, tokenizer)
+    for epoch in (1, 2):
+        loader.batch_sampler.epoch = epoch
+        assert_equal_batches(list(batches(loader)), load_epoch(split, tokenizer, epoch=epoch))
+
+
+def test_fewer_captions_than_a_batch_are_told(split, tokenizer):
+    message = message_of(train_loader, config("SOLVER.IMS_PER_BATCH", 31), split, tokenizer)
+    assert "has 30 captions" in message and "lower SOLVER.IMS_PER_BATCH" in message
+    assert len(load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_takes_every_image_once_in_order(shapes, workers):
+    split = read_image_texts(shapes, "shapes", "test")
+    loaded = list(image_batches(image_loader(config("DATALOADER.NUM_WORKERS", workers), split)))
+    assert [len(images) for images in loaded] == [4, 2]
+    expected = torch.stack([decode(path) for path in split.paths])
+    assert torch.allclose(torch.cat(loaded), (expected / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+def own_pictures(split, folder):
+    """The split with pictures that a test may damage."""
+    paths = []
+    for path in split.paths:
+        paths.append(str(folder / Path(path).name))
+        Path(paths[-1]).write_bytes(Path(path).read_bytes())
+    return ImageTexts(tuple(paths), split.captions, split.image_of, split.long_captions)
+
+
+# Slow: after the error each loading process takes 5 s to go when the loader is collected (which may be in a later test).
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damage", [cut_short, zero_bytes, Path.unlink])
+def test_a_damaged_picture_is_one_clean_error(split, tokenizer, tmp_path, workers, damage):
+    own = own_pictures(split, tmp_path)
+    damage(Path(own.paths[4]))
+    cfg = config("DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no", "SOLVER.IMS_PER_BATCH", 30)
+    for take in (lambda: batches(train_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
+        with pytest.raises(UserError) as raised:
+            list(take())
+        message = str(raised.value)
+        assert own.paths[4] in message and message.endswith("; replace it.") and "triplet" not in message
+        assert "\n" not in message and type(raised.value) is UserError
+
+
+def test_a_damaged_picture_is_told_while_the_cache_is_filled(split, tokenizer, tmp_path):
+    own = own_pictures(split, tmp_path)
+    zero_bytes(Path(own.paths[7]))
+    message = message_of(train_loader, config("DATASETS.CACHE", "yes"), own, tokenizer)
+    assert own.paths[7] in message and message.endswith("; replace it.")
+
+
+def test_auto_caches_what_fits(split, tokenizer, monkeypatch):
+    for limit, fits in ((IMAGES * 3 * 32 * 32, True), (IMAGES * 3 * 32 * 32 - 1, False)):
+        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", limit)
+        for loader in (train_loader(config(), split, tokenizer), image_loader(config(), split)):
+            assert (loader.dataset.pictures is not None) is fits

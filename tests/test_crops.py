@@ -1,0 +1,95 @@
+"""The pictures of image-text matching: random crops in training, resized in evaluation, beside torchvision's."""
+import random
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.transforms import v2
+from triplets import random_picture
+from yacs.config import CfgNode
+
+from datasets.transforms import CROP_ASPECT, crop_box, crop_transform, resize_transform
+
+PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
+
+
+def config(*opts):
+    made = CfgNode({"INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3}})
+    made.merge_from_list(list(opts))
+    return made
+
+
+def normalised(picture):
+    return (picture / 255 - 0.5) / 0.5
+
+
+def test_evaluation_resizes_and_normalises():
+    cfg = config("INPUT.SIZE", [24, 40], "INPUT.PIXEL_MEAN", [0.1, 0.2, 0.3], "INPUT.PIXEL_STD", [1.0, 2.0, 4.0])
+    picture = random_picture(48, 30)
+    plain = v2.Compose([v2.Resize((24, 40), interpolation=v2.InterpolationMode.BICUBIC), v2.ToDtype(torch.float32, scale=True),
+                        v2.Normalize([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])])
+    assert torch.equal(resize_transform(cfg)(picture), plain(picture))
+
+
+def test_training_without_chance_is_the_resized_picture():
+    picture = random_picture(48, 48)
+    assert torch.equal(crop_transform(config(*PLAIN))(picture), resize_transform(config())(picture))
+
+
+def test_a_crop_is_a_part_of_the_picture_resized():
+    cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
+    picture = random_picture(48, 60) // 3 + 80  # no value is cut between the two passes of the bicubic filter
+    for seed in range(20):
+        top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
+        part = picture[None, :, top:top + rows, left:left + columns].float()
+        expected = F.interpolate(part, (16, 24), mode="bicubic", antialias=True, align_corners=False)[0].clamp(0, 255)
+        found = crop_transform(cfg)(picture, random.Random(seed))
+        assert found.shape == (3, 16, 24) and found.dtype == torch.float32
+        assert (found - normalised(expected)).abs().max() < 2.5 / 127.5  # whole grey levels on the way
+
+
+def test_crops_have_torchvisions_distribution():
+    """Area, shape and middle of many crops, beside RandomResizedCrop's."""
+    draw, count = random.Random(0), 4000
+    ours = torch.tensor([crop_box(90, 120, 0.3, draw) for _ in range(count)]).double()
+    torch.manual_seed(0)
+    theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
+    picture = torch.zeros(3, 90, 120, dtype=torch.uint8)
+    theirs = torch.tensor([[params[name] for name in ("top", "left", "height", "width")] for params in (
+        theirs_transform.make_params([picture]) for _ in range(count))]).double()
+    for boxes in (ours, theirs):
+        assert ((boxes[:, :2] + boxes[:, 2:]) <= torch.tensor([90, 120])).all() and (boxes >= 0).all()
+
+    def measures(boxes):
+        top, left, rows, columns = boxes.T
+        return torch.stack([rows * columns / 10800, (columns / rows).log(), (top + rows / 2) / 90, (left + columns / 2) / 120])
+
+    for mine, other in zip(measures(ours), measures(theirs), strict=True):
+        error = (mine.var() / count + other.var() / count).sqrt()
+        assert abs(mine.mean() - other.mean()) < 4 * error and 0.9 < mine.std() / other.std() < 1.1
+
+
+@pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))])
+def test_of_a_long_picture_the_middle_is_taken(height, width, box):
+    assert all(crop_box(height, width, 0.9, random.Random(seed)) == box for seed in range(20))
+
+
+def test_half_the_pictures_are_flipped():
+    picture, transform = random_picture(32, 32), crop_transform(config("INPUT.MIN_CROP", 1.0))
+    plain = normalised(picture)
+    seen = Counter()
+    for seed in range(200):
+        found = transform(picture, random.Random(seed))
+        flipped = torch.allclose(found, plain.flip(2), atol=1e-6)
+        seen[flipped] += 1
+        assert flipped or torch.allclose(found, plain, atol=1e-6)
+    assert 70 < seen[True] < 130
+
+
+def test_augmentation_does_not_change_the_picture():
+    picture = random_picture(40, 40)
+    before = picture.clone()
+    for seed in range(5):
+        crop_transform(config())(picture, random.Random(seed))
+    assert torch.equal(picture, before)

@@ -1,0 +1,272 @@
+"""The synthetic shapes: files, determinism, and that pictures and captions say the same."""
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, BertModel
+
+from config import UserError
+from datasets.image_text import read_image_texts
+from datasets.synthetic_shapes import (
+    BACKGROUNDS,
+    COLOURS,
+    NUMBERS,
+    OUTLINES,
+    PLACES,
+    SIZES,
+    TEXTURES,
+    VOCABULARY,
+    Shape,
+    draw_scene,
+    long_caption,
+    random_scene,
+    relations,
+    short_captions,
+)
+from tools import make_synthetic_captions
+
+SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic_captions.py"
+SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
+SHAPE = re.compile(rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"
+                   rf"(?: (?:is )?({'|'.join(PLACES)}))?")
+RELATION = re.compile(r" (next to|above|below|to the left of|to the right of) ")
+
+
+def make(root, *more):
+    make_synthetic_captions.main(["--root", str(root), *SMALL, *more])
+    return Path(root) / "shapes"
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def shapes_of(caption):
+    """The shapes that a caption names, each (size, texture, colour, kind, place), "" for what it does not say."""
+    return SHAPE.findall(caption)
+
+
+def fits(named, whole):
+    """Whether the shapes named in a caption are among a scene's, which a long caption tells."""
+    by_colour = {shape[2]: shape for shape in whole}
+    return all(shape[2] in by_colour and all(said in ("", true) for said, true in zip(shape, by_colour[shape[2]], strict=True))
+               for shape in named)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    """200 scenes, as many as the test split has by default: (scene, picture, captions)."""
+    found = []
+    for index in range(200):
+        rng = np.random.default_rng([7, index])
+        scene = random_scene(rng)
+        found.append((scene, draw_scene(scene, 64, rng), short_captions(scene, 5, rng)))
+    return found
+
+
+def test_the_reader_reads_it(made):
+    seen = set()
+    for split, count in (("train", 4), ("dev", 2), ("test", 3)):
+        texts = read_image_texts(made.parent, "shapes", split, long_captions="yes")
+        assert len(texts.paths) == count and texts.image_of == tuple(image for image in range(count) for _ in range(5))
+        assert not seen & set(texts.paths)
+        seen |= set(texts.paths)
+        for caption, image in zip(texts.captions, texts.image_of, strict=True):
+            assert fits(shapes_of(caption), shapes_of(texts.long_captions[image]))
+    assert {path.name for path in (made / "images").iterdir()} == {Path(path).name for path in seen}
+    assert Image.open(next(iter(seen))).size == (32, 32)
+
+
+def near(picture, colour):
+    """Pixels (H, W) of a colour in full light or, as stripes and dots are, in the shade."""
+    rgb = picture.astype(float)
+    return np.min([np.abs(rgb - np.array(COLOURS[colour]) * shade).max(axis=2) for shade in (0.92, 0.98, 1.04)], axis=0) < 26
+
+
+def test_pictures_show_what_long_captions_say(scenes):
+    """Each colour where it is said to be and nowhere else, large shapes larger than small ones, textures as named."""
+    areas, lit = {}, {}
+    for scene, picture, _ in scenes:
+        caption = long_caption(scene)
+        assert f"there are {NUMBERS[len(scene.shapes)]} shapes on a {scene.background} background" in caption
+        assert [Shape(*said) for said in shapes_of(caption)] == list(scene.shapes)
+        for shape in scene.shapes:
+            row, column = PLACES[shape.place]
+            seen = near(picture, shape.colour)
+            cell = np.zeros_like(seen)
+            cell[max(0, 21 * row - 5):21 * row + 28, max(0, 21 * column - 5):21 * column + 28] = True
+            assert (seen & cell).sum() > 20, (shape, caption)
+            assert (seen & ~cell).sum() <= 0.25 * seen.sum(), (shape, caption)
+            areas.setdefault((shape.kind, shape.texture, shape.size), []).append((seen & cell).sum())
+            lit.setdefault(shape.kind, {}).setdefault((shape.size, shape.texture), []).append((seen & cell).sum())
+    for kind in OUTLINES:
+        for texture in TEXTURES:
+            assert np.mean(areas[kind, texture, "large"]) > 1.6 * np.mean(areas[kind, texture, "small"])
+        for size in SIZES:
+            plain = np.mean(lit[kind][size, "plain"])
+            assert np.mean(lit[kind][size, "striped"]) < 0.85 * plain and np.mean(lit[kind][size, "dotted"]) < 0.95 * plain
+
+
+def test_backgrounds_are_as_named(scenes):
+    for scene, picture, _ in scenes:
+        distances = {name: np.abs(np.median(picture.reshape(-1, 3), axis=0) - grey).max() for name, grey in BACKGROUNDS.items()}
+        assert min(distances, key=distances.get) == scene.background and distances[scene.background] < 15
+
+
+def test_captions_are_true_of_a_part(scenes):
+    shares = []
+    for scene, _, captions in scenes:
+        by_colour = {shape.colour: shape for shape in scene.shapes}
+        assert len(set(captions)) == 5
+        for caption in captions:
+            named = shapes_of(caption)
+            assert 2 <= len(named) <= 3 and fits(named, shapes_of(long_caption(scene)))
+            assert "background" not in caption
+            shares.append(sum(map(bool, (word for shape in named for word in shape))) / (5 * len(scene.shapes)))
+            if said := RELATION.search(caption):
+                assert said[1] in relations(*(by_colour[shape[2]] for shape in named))
+            for number in NUMBERS.values():
+                assert f"{number} shapes" not in caption or number == NUMBERS[len(scene.shapes)]
+            assert not re.search(r"\ban [^aeiou]|\ba [aeiou]", caption)
+    assert 0.3 < np.mean(shares) < 0.7
+
+
+@pytest.mark.parametrize(("place", "other", "expected"), [
+    ("at the top", "at the bottom", {"above"}), ("on the right", "on the left", {"to the right of"}),
+    ("on the left", "in the centre", {"to the left of", "next to"}),
+    ("in the bottom left corner", "in the centre", {"below", "to the left of", "next to"}),
+    ("in the bottom right corner", "at the top", {"below"}), ("in the top left corner", "on the right", {"to the left of"})])
+def test_relations(place, other, expected):
+    assert set(relations(Shape("", "", "", "", place), Shape("", "", "", "", other))) == expected
+
+
+def test_a_caption_nearly_always_tells_its_image(scenes):
+    """Among the 200 of the test split, by its shapes alone."""
+    wholes = [shapes_of(long_caption(scene)) for scene, _, _ in scenes]
+    named = [shapes_of(caption) for _, _, captions in scenes for caption in captions[:2]]
+    fitting = [sum(fits(shapes, whole) for whole in wholes) for shapes in named]
+    assert min(fitting) == 1 and np.mean(np.array(fitting) > 1) < 0.06
+
+
+def test_captions_and_scenes_are_varied(scenes):
+    starts = Counter(" ".join(caption.split()[:2]) for _, _, captions in scenes for caption in captions)
+    assert {"the picture", "there is", "you can"} <= set(starts)
+    assert {len(scene.shapes) for scene, _, _ in scenes} == {2, 3, 4}
+    for name, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS), ("kind", OUTLINES), ("place", PLACES)):
+        assert {getattr(shape, name) for scene, _, _ in scenes for shape in scene.shapes} == set(words)
+
+
+def test_every_word_is_in_the_vocabulary_and_every_one_is_used(scenes):
+    texts = [text for scene, _, captions in scenes for text in (*captions, long_caption(scene))]
+    assert {word for text in texts for word in text.split()} == set(VOCABULARY)
+    assert len(VOCABULARY) < 80
+
+
+def test_the_tower_loads_and_knows_every_word(made, scenes):
+    tokenizer = AutoTokenizer.from_pretrained(made / "bert")
+    tower = BertModel.from_pretrained(made / "bert").eval()
+    assert tokenizer.is_fast and (tokenizer.pad_token_id, tokenizer.vocab_size) == (0, len(VOCABULARY) + 5)
+    for scene, _, captions in scenes[:20]:
+        for text in (*captions, long_caption(scene)):
+            tokens = tokenizer(text)["input_ids"]
+            assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", *text.split(), "[SEP]"] and len(tokens) < 128
+    with torch.no_grad():
+        assert tower(torch.tensor([tokens])).last_hidden_state.shape == (1, len(tokens), 128)
+
+
+def test_same_arguments_same_bytes(made, tmp_path):
+    state = torch.get_rng_state()
+    again = make(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert contents(again) == contents(made)
+
+
+def test_another_seed_other_pictures_captions_and_weights(made, tmp_path):
+    ours, theirs = contents(made), contents(make(tmp_path, "--seed", "1"))
+    for name in ("images/train_000000.jpg", "images/test_000000.jpg", "train_caps.txt", "bert/model.safetensors"):
+        assert ours[name] != theirs[name]
+    assert ours["images/train_000000.jpg"] != ours["images/test_000000.jpg"]
+
+
+def test_a_picture_does_not_depend_on_how_many_are_made(made, tmp_path):
+    more = contents(make(tmp_path, "--images", "6", "--captions", "2"))
+    ours = contents(made)
+    assert all(more[name] == data for name, data in ours.items() if name.startswith("images/"))
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (["--images", "1"], "--images is 1; it must be 2 or more"), (["--test_images", "0"], "--test_images is 0"),
+    (["--dev_images", "-3"], "--dev_images is -3"), (["--captions", "0"], "--captions is 0; it must be 1"),
+    (["--captions", "21"], "20 at most"), (["--size", "31"], "--size is 31; it must be 32"),
+    (["--seed", "-1"], "--seed is -1")])
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
+    with pytest.raises(UserError, match=said):
+        make(tmp_path, *more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_twenty_captions_of_every_scene_are_possible(scenes):
+    for index, (scene, _, _) in enumerate(scenes):
+        assert len(set(short_captions(scene, 20, np.random.default_rng(index)))) == 20
+
+
+def test_a_run_with_the_same_arguments_writes_nothing(tmp_path, capsys):
+    folder = make(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    capsys.readouterr()
+    make(tmp_path)
+    assert capsys.readouterr().out == f"{folder} is up to date: it was made with these arguments, nothing was written.\n"
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert os.listdir(tmp_path) == ["shapes"]
+
+
+@pytest.mark.parametrize("lost", ["images/dev_000001.jpg", "test_ids.txt", "bert/vocab.txt"])
+def test_a_damaged_folder_is_not_up_to_date(made, tmp_path, lost):
+    folder = make(tmp_path)
+    (folder / lost).unlink()
+    with pytest.raises(UserError, match="pass --overwrite"):
+        make(tmp_path)
+    make(tmp_path, "--overwrite")
+    assert contents(folder) == contents(made) and os.listdir(tmp_path) == ["shapes"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="choose another --root"):
+        make(tmp_path, *flags)
+    assert contents(tmp_path) == {"shapes/mine.txt": b"mine"}
+
+
+def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    def full(folder, seed):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(make_synthetic_captions, "write_tower", full)
+    with pytest.raises(UserError, match=r"--root .*No space left on device"):
+        make(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line(tmp_path, command):
+    code, stdout, stderr = command(make_synthetic_captions.main, "--root", tmp_path / "data", *SMALL)
+    assert code == 0 and stderr == ""
+    assert "4 training, 2 dev and 3 test pictures" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
+    assert json.loads((tmp_path / "data/shapes/synthetic.json").read_text())["arguments"]["size"] == 32
+    # As a script, where loading transformers would take most of the time.
+    wrong = subprocess.run([sys.executable, SCRIPT, "--root", "data", "--images", "0"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stderr.strip().count("\n")) == (2, 0) and "--images is 0" in wrong.stderr
