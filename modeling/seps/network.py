@@ -23,9 +23,9 @@ from modeling.seps.aggregation import DualTokenAggregation
 from modeling.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
 from modeling.seps.relevance import HRPA, joined
 
-CHUNKS = {"cpu": 64, "cuda": 4096}
-"""Pairs of image and caption that are merged together. Each takes some 12·N_c·(N + C) bytes, 0.3 MB at the defaults: on a CPU
-few are best, which stay in the cache, on a GPU many, which keep it busy."""
+MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
+"""Memory for what lies between the products of pairs that are merged together: on a CPU little, which stays in the cache, on a
+GPU much, which keeps it busy."""
 
 BLOCK = 4096
 """Pairs that are scored and selected together, which takes a hundredth of that."""
@@ -52,6 +52,7 @@ class CrossSparseAggrNet(nn.Module):
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
+        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)  # weights and merged tokens, some three times each
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
         if use_paper_version:
@@ -105,7 +106,8 @@ class CrossSparseAggrNet(nn.Module):
                    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """→ similarities (V, T) and, in training, masks (T, V, N); `chunk` pairs at a time."""
         count, total = len(images.patches), len(caption.words)
-        chunk = self.chunk or CHUNKS.get(images.patches.device.type, CHUNKS["cuda"])
+        memory = MERGING_BYTES.get(images.patches.device.type, MERGING_BYTES["cuda"])
+        chunk = self.chunk or max(1, memory // self.pair_bytes)
         # Wide rather than tall: the captions of a single image lie in memory as the products want them, without a copy.
         wide = min(total, chunk)
         tall = max(BLOCK, chunk) // wide

@@ -1,0 +1,55 @@
+"""What tests/test_distributed.py runs under torchrun: the whole model's step in shares, written to a file of each process.
+
+    torchrun --nproc_per_node=2 tests/two_processes.py CONFIG_FILE OUTPUT KEY VALUE …
+"""
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from config import MODALITIES, load_cfg
+from engine import distributed
+from modeling import make_model
+from modeling.losses import total_loss
+
+BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
+
+
+def main() -> None:
+    config_file, output, *opts = sys.argv[1:]
+    with distributed.processes():
+        result = steps(load_cfg(config_file, opts))
+        torch.save(result, Path(output) / f"{distributed.rank()}_of_{distributed.world()}.pth")
+
+
+def steps(cfg) -> dict:
+    """Losses of some steps, and what the model has become."""
+    torch.manual_seed(0)
+    model = make_model(cfg, IDENTITIES, CAMERAS)
+    for module in model.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.0  # processes draw for themselves
+    network = distributed.replicated(model.train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
+    labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
+    losses = []
+    for _ in range(STEPS):
+        outputs = network({modality: distributed.share_of_batch(image) for modality, image in images.items()},
+                          distributed.share_of_batch(cameras))
+        outputs = [distributed.gathered(output) if isinstance(output, torch.Tensor) else output for output in outputs]
+        loss = total_loss(cfg, outputs, distributed.gathered(distributed.share_of_batch(labels)), model.pair_weights)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    rows = torch.arange(5.0).unsqueeze(1)
+    return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
+            "rows": distributed.gathered_rows(torch.stack(distributed.share(rows)), len(rows)),
+            "from main": distributed.from_main(f"of {distributed.rank()}"),
+            "anywhere": [distributed.anywhere(distributed.rank() == place) for place in range(3)]}
+
+
+if __name__ == "__main__":
+    main()
