@@ -1,4 +1,5 @@
 # make demo   synthetic pedestrians: make, train, evaluate, draw
+# make demo-seps  synthetic shapes with captions: make, train SEPS, evaluate
 # make test   all tests
 # make lint   ruff
 # make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
@@ -11,7 +12,9 @@ PY := .venv/bin/python
 INSTALLED := .venv/.installed
 DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
 
-.PHONY: setup demo study bench test lint
+SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
+
+.PHONY: setup demo demo-seps study bench test lint
 
 setup: $(INSTALLED)
 
@@ -26,6 +29,11 @@ demo: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) tools/report.py $(DEMO)
+
+demo-seps: setup
+	$(PY) tools/make_synthetic_captions.py --root data --overwrite
+	$(PY) train_seps.py --overwrite $(SEPS)
+	$(PY) test_seps.py $(SEPS) --weight runs/demo-seps/last.pth
 
 study: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite

@@ -16,7 +16,7 @@ def check_cfg(cfg: CfgNode) -> None:
     _check_losses(cfg)
     _check_batch(cfg)
     _check_grid(cfg)
-    _check_device(cfg)
+    check_device(cfg)
 
 
 def _check_modules(cfg: CfgNode) -> None:
@@ -72,7 +72,8 @@ def _check_grid(cfg: CfgNode) -> None:
                             f"timm such as 'vit_base_patch16_224'{hint}.")
 
 
-def _check_device(cfg: CfgNode) -> None:
+def check_device(cfg: CfgNode) -> None:
+    """Raise `UserError` where MODEL.DEVICE names no device."""
     device = cfg.MODEL.DEVICE
     if device in ("auto", "cpu"):
         return

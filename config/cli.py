@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from yacs.config import CfgNode
 
-from config.common import UserError
-from config.load import load_cfg
-from config.schema import KEYS
+from config.common import UserError, printable
+from config.load import DEMO_SCHEMA, load_cfg
+from config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all without it) with defaults, and exit"
@@ -16,7 +16,7 @@ KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all withou
 
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        rows = [key for key in KEYS if (values or "").upper() in key.name]
+        rows = [key for key in parser.get_default("schema").keys if (values or "").upper() in key.name]
         for key in rows:
             print(f"{key.name} = {key.default!r}\n    {key.description}")
         if not rows:
@@ -35,9 +35,10 @@ def positive_int(text: str) -> int:
 positive_int.__name__ = "whole number"  # which argparse shows where int() fails
 
 
-def config_parser(description: str, epilog: str | None = None) -> argparse.ArgumentParser:
-    """A parser with --config_file, --keys and the KEY VALUE pairs that override the file."""
+def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
+    """A parser with --config_file, --keys and the KEY VALUE pairs that override the file, of the configurations of `schema`."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
+    parser.set_defaults(schema=schema)
     parser.add_argument("--config_file", metavar="F", required=True, help="YAML file, one of configs/*/*.yml for example")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys, help=KEYS_FLAG_HELP)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
@@ -54,18 +55,39 @@ def parse(parser: argparse.ArgumentParser, *, weight: bool = False) -> tuple[arg
     opts = [word.strip() for word in arguments.opts]
     if weight and arguments.weight:
         opts += ["TEST.WEIGHT", arguments.weight]
-    return arguments, load_cfg(arguments.config_file, opts)
+    return arguments, load_cfg(arguments.config_file, opts, arguments.schema)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a real bug keeps its trace."""
+    """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a real bug keeps its trace.
+
+    So does what the system refuses (a name too long, a folder not readable, no memory left), which is no bug either.
+    """
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing left to say
         sys.stderr.close()
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: the system says {error.strerror!r}; correct the path, its rights or the disk.")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
+
+
+def _fail(sentence: str) -> None:
+    print("error:", "\n".join(map(printable, sentence.split("\n"))), file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of Python, of a GPU (torch.OutOfMemoryError; torch is not imported here) or of torch on a CPU, which has no type."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or "can't allocate memory" in str(error) or "not enough memory" in str(error))

@@ -16,3 +16,8 @@ CLIP_TRUNK = "ViT-B-16"
 class UserError(Exception):
     """A mistake in what the user gave (configuration, data, weights), told in one sentence that names the thing,
     what is wrong with it and what to do. Commands print it without a stack trace and exit with code 2."""
+
+
+def printable(text: str) -> str:
+    """A name from disk for a sentence: a control character must neither break the line nor reach the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -17,22 +17,39 @@ def check_output_file(path: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure.
 
-    Raises `UserError` where it cannot be written, such as on a full disk.
+    What was at `path` stays until then, and afterwards as `previous`, if given. Raises `UserError` where it cannot be
+    written, such as on a full disk.
     """
     temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        # On the disk before it takes the name: after a loss of power the name could otherwise be on an empty file.
+        _sync(temporary)
+        if previous and path.exists():
+            os.replace(path, previous)
         os.replace(temporary, path)
+        _sync(path.parent)
     except OSError as error:
         raise UserError(f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
                         "place.") from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, written to the disk, where the system can do it."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from yacs.config import CfgNode
+
 from config.common import MISSING_CASES
 
 
@@ -20,15 +22,31 @@ class Key(NamedTuple):
     allowed_text: str = ""
 
 
+class Schema(NamedTuple):
+    """The keys of one kind of run, and what raises `UserError` where their values make no sense together."""
+
+    keys: tuple[Key, ...]
+    check: Callable[[CfgNode], None]
+    place: str
+    """The file that lists the keys."""
+    example: str
+    """A configuration of this kind."""
+
+    @property
+    def by_name(self) -> dict[str, Key]:
+        return {key.name: key for key in self.keys}
+
+
 UNUSED = "nothing reads it, in DeMo neither: kept so that its files load, at its default alone"
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
 AMP = ("auto", "bf16", "fp16", "off")
+LONGEST_SIDE, MOST_WORKERS = 4096, 256
 
 
 def finite(value) -> bool:
-    return math.isfinite(value)
+    return -math.inf < value < math.inf
 
 
 def positive(value) -> bool:
@@ -52,11 +70,11 @@ def below_one(value) -> bool:
 
 
 def size(value) -> bool:
-    return len(value) == 2 and all(type(side) is int and side > 0 for side in value)
+    return len(value) == 2 and all(type(side) is int and 0 < side <= LONGEST_SIDE for side in value)
 
 
 def three_numbers(value) -> bool:
-    return len(value) == 3 and all(type(number) in (int, float) and finite(number) for number in value)
+    return len(value) == 3 and all(type(number) in (int, float) and abs(number) < 1e9 for number in value)
 
 
 def three_positive_numbers(value) -> bool:
@@ -68,17 +86,18 @@ NOT_NEGATIVE = (not_negative, "0 or greater")
 RATIO = (ratio, "in (0, 1]")
 PROBABILITY = (probability, "in [0, 1]")
 BELOW_ONE = (below_one, "in [0, 1)")
-SIZE = (size, "two whole numbers of pixels [vertical, horizontal]")
+SIZE = (size, f"two whole numbers of pixels [vertical, horizontal], at most {LONGEST_SIDE}")
 
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
+    Key("RESUME", "no", "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one; otherwise it starts)",
+        ("no", "yes", "auto")),
 
     Key("MODEL.NAME", "DeMo", "the model", ("DeMo",)),
     Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one, else the CPU), cpu, cuda or cuda:N"),
     Key("MODEL.DEVICE_ID", "0", "number of the GPU that MODEL.DEVICE auto or cuda means",
         lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
-    Key("MODEL.DIST_TRAIN", False, "training over several processes", (False,),
-        "training over several processes is not there yet"),
+    Key("MODEL.DIST_TRAIN", False, "refuse to train in a single process: torchrun starts several, with or without this key"),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
         "the trunk: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
         "prefix token is a class token"),
@@ -143,7 +162,8 @@ KEYS = (
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),
     Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; 0: a thread instead; -1: one per CPU core, at most 8, and "
-        "0 for pictures in memory on two cores or fewer", lambda value: value >= -1, "-1 or greater"),
+        "0 for pictures in memory on two cores or fewer", lambda value: -1 <= value <= MOST_WORKERS,
+        f"-1 or greater, at most {MOST_WORKERS}"),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),
@@ -167,6 +187,10 @@ KEYS = (
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
+    Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes after which last.pth is written within an epoch too; 0: never",
+        *NOT_NEGATIVE),
+    Key("SOLVER.GRAD_CLIP", 0.0, "largest norm of the gradient of the model's parameters; a longer one is shortened to it; 0: "
+        "as long as it is", *NOT_NEGATIVE),
     Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD whatever the optimiser", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(Key(name, default, UNUSED, (default,), why) for why, unused in {

@@ -1,10 +1,12 @@
 """What a data set is: samples with identity and camera, and the checks that every reader shares (spec 8)."""
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from config import MODALITIES, UserError
+from config.common import printable
 
 SPLITS = ("train", "query", "gallery")
 
@@ -62,7 +64,7 @@ class Naming:
         """The sample of these pictures, by the name of the first. Raises `UserError` for a name that does not match."""
         match = self.pattern.fullmatch(Path(paths[0]).name)
         if not match:
-            raise UserError(f"The picture {paths[0]} does not follow the data set's names such as {self.example} "
+            raise UserError(f"The picture {printable(paths[0])} does not follow the data set's names such as {self.example} "
                             f"({self.meaning}); rename or remove it.")
         said = {name: int(value) for name, value in match.groupdict().items()}
         said["camera"] -= self.first_camera
@@ -76,9 +78,20 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def picture_names(folder: Path) -> set[str]:
-    """Names of the pictures in a folder, in no order. Raises `UserError` where there is no such folder."""
-    return {path.name for path in existing(folder).glob("*.jpg")}
+def picture_names(folder: Path) -> Set[str]:
+    """Names of the pictures in a folder, in no order. Raises `UserError` where there is no such folder, or one is no file."""
+    try:
+        with os.scandir(existing(folder)) as entries:
+            found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
+                     for entry in entries if entry.name.endswith(".jpg")}
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be read ({error.strerror}).") from None
+    # Found here, and not on the way: opening a pipe would wait for ever.
+    for name, is_file in found.items():
+        if not is_file:
+            raise UserError(f"The picture {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
+                            "its triplet.")
+    return found.keys()
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:

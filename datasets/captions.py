@@ -50,6 +50,10 @@ class PictureDataset(Dataset):
     def __len__(self) -> int:
         return len(self.image_of)
 
+    def files(self, index: int) -> tuple[str, ...]:
+        """What a sample was read from."""
+        return (self.paths[self.image_of[index]],)
+
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[int, torch.Tensor] | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         image = self.image_of[index]
@@ -71,7 +75,7 @@ class CaptionLoader(DataLoader):
 
 
 def train_loader(cfg: CfgNode, split: ImageTexts, tokenizer) -> CaptionLoader:
-    """Random batches of captions with their images; set `.batch_sampler.epoch` before each epoch.
+    """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch.
 
     `tokenizer` is a fast tokenizer of transformers'. Raises `UserError` where there are fewer captions than a batch needs.
     """

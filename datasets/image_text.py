@@ -117,6 +117,8 @@ def _dense_line(file: Path, number: int, line: str) -> tuple[str, str]:
     if not isinstance(image_id, str | int) or not isinstance(caption, str) or not caption.strip():
         raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that is '
                         "not empty; correct it.")
+    if any("\ud800" <= character <= "\udfff" for character in caption):  # which JSON can write, and no tokenizer takes
+        raise UserError(f"{file}, line {number}: the caption holds half a character (\\ud800 to \\udfff alone); correct it.")
     return str(image_id), caption.strip()
 
 

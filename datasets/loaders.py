@@ -1,6 +1,7 @@
 """Triplets in batches: (images by modality, labels, cameras)."""
 import os
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,6 +34,10 @@ class TripletDataset(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
+    def files(self, index: int) -> tuple[str, ...]:
+        """What a sample was read from."""
+        return tuple(self.samples[index].paths)
+
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[list[torch.Tensor], int, int] | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         sample = self.samples[index]
@@ -47,7 +52,7 @@ class TripletDataset(Dataset):
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Random batches of the training samples by DATALOADER.SAMPLER; set `.batch_sampler.epoch` before each epoch.
+    """Random batches of the training samples by DATALOADER.SAMPLER; call `.batch_sampler.begin(epoch)` before each epoch.
 
     Raises `UserError` where there are fewer identities or samples than a batch needs.
     """
@@ -151,7 +156,13 @@ def loading(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
     # processes.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
+            "worker_init_fn": _leave_stopping_to_training,
             "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(), "generator": torch.Generator()}
+
+
+def _leave_stopping_to_training(worker: int) -> None:
+    """Whoever stops a run often signals all of its processes; training needs its loading ones to finish the step."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test

@@ -1,4 +1,5 @@
 """Pictures from disk: decoding, with an error that names the file, and checks of all of them."""
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,9 +17,16 @@ from config import MODALITIES, UserError
 from config.progress import progress
 from datasets.base import Sample
 
+# A file of a few kilobytes can hold so many pixels that they fill the memory. More than Image.MAX_IMAGE_PIXELS (89 million)
+# are refused below, where Pillow warns and reads up to twice as many.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+
 ADVICE = "; replace it or remove its triplet."
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
 """Colour spaces of JPEGs that become RGB in one way; CMYK is left to Pillow."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
+"""What a picture may be, whatever its name ends in. Not all that Pillow knows: to read an EPS it runs Ghostscript on it."""
+GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
 
 def decode(path: str) -> torch.Tensor:
@@ -26,7 +34,7 @@ def decode(path: str) -> torch.Tensor:
     pixels = _plain_jpeg(path)
     if pixels is None:
         with _opened(path) as picture:
-            pixels = np.array(picture.convert("RGB"))
+            pixels = _as_rgb(picture)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -78,7 +86,7 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
         with open(path, "rb") as file:
             data = file.read()
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours in PLAIN_COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or 0):
+        if colours in PLAIN_COLOURS and height * width <= Image.MAX_IMAGE_PIXELS:
             return simplejpeg.decode_jpeg(data)
     except (OSError, ValueError):
         pass
@@ -89,11 +97,28 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
 def _opened(path: str) -> Iterator[Image.Image]:
     """The picture as PIL opens it, before its pixels are read; what fails inside is told as a `UserError`."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
+            if picture.width * picture.height > Image.MAX_IMAGE_PIXELS:
+                raise ValueError(f"its {picture.width}×{picture.height} pixels are too many")
             yield picture
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else error)
-        raise UserError(f"The picture {path} cannot be read ({reason}){ADVICE}") from None
+    except Exception as error:  # Pillow raises what it meets in a damaged file
+        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else " ".join(str(error).split()))
+        raise UserError(f"The picture {path} cannot be read ({reason or type(error).__name__}){ADVICE}") from None
+
+
+def _as_rgb(picture: Image.Image) -> np.ndarray:
+    """uint8 (H, W, 3). Colours are as they are stored: transparency and a rotation in the header are left out.
+
+    Of 16 bits the upper 8 count, as Pillow has it for colours; its grey it would cut off at 255, which is nearly black.
+    """
+    if picture.mode in GREY_16_BIT or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        grey = np.asarray(picture) // LEVELS_OF_16_BIT
+        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+    if picture.mode in ("I", "F"):
+        raise ValueError("of 32 bits a pixel, which do not say what is white; save it with 8 or 16 bits")
+    if picture.mode == "P":  # whose transparency Pillow would warn of on the direct way
+        picture = picture.convert("RGBA")
+    return np.array(picture.convert("RGB"))
 
 
 def _width_of(path: str) -> int:

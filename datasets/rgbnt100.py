@@ -6,8 +6,8 @@ from datasets.base import Naming, Reader, Sample, picture_names
 from datasets.pictures import check_widths
 
 FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
-NAMING = Naming(re.compile(r"(?P<identity>-1|\d+)_c(?P<camera>[1-8])(?!\d).*\.jpg"), example="0001_c1_001.jpg",
-                meaning="identity in digits or -1 for junk, camera from 1 to 8")
+NAMING = Naming(re.compile(r"(?P<identity>-1|\d{1,9})_c(?P<camera>[1-8])(?!\d).*\.jpg"), example="0001_c1_001.jpg",
+                meaning="identity in up to nine digits or -1 for junk, camera from 1 to 8")
 JUNK = -1
 WIDTH = 3 * 256
 

@@ -1,11 +1,42 @@
-"""Batches of identities (spec 7), or simply shuffled ones."""
+"""Batches of identities (spec 7), or simply shuffled ones.
+
+The batches of an epoch follow from the seed and the epoch's number alone, so that the place in an epoch is the number of
+batches that were taken: an epoch can begin at any of them.
+"""
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
 
 
-class IdentityBatchSampler:
+class EpochBatchSampler(ABC):
+    """The batches of `epoch`, without the first `start` of them; `len` counts all.
+
+    `share` gives what this process takes of a batch, by default all of it.
+    """
+
+    def __init__(self):
+        self.epoch = self.start = 0
+        self.share: Callable[[list], list] = list
+
+    def begin(self, epoch: int, start: int = 0) -> None:
+        """Have the next loop give the batches of this epoch, without the first `start`."""
+        self.epoch, self.start = epoch, start
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return map(self.share, islice(self.batches(), self.start, None))
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    @abstractmethod
+    def batches(self) -> list[list[tuple[int, int]]]:
+        """All batches of the current epoch."""
+
+
+class IdentityBatchSampler(EpochBatchSampler):
     """Batches of `batch_size / instances` random identities with `instances` samples each.
 
     Every epoch each identity's samples are shuffled and cut into groups of `instances`: an identity with fewer draws with
@@ -15,17 +46,11 @@ class IdentityBatchSampler:
     """
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
+        super().__init__()
         self.identities_per_batch, self.instances, self.seed = batch_size // instances, instances, seed
-        self.epoch = 0
         self.by_identity = defaultdict(list)
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return iter(self.batches())
-
-    def __len__(self) -> int:
-        return len(self.batches())
 
     def batches(self) -> list[list[tuple[int, int]]]:
         """All batches of the current epoch. Their number varies a little between epochs."""
@@ -50,24 +75,25 @@ class IdentityBatchSampler:
                 for start in range(0, len(order) - self.instances + 1, self.instances)]
 
 
-class ShuffledBatchSampler:
+class ShuffledBatchSampler(EpochBatchSampler):
     """All samples once an epoch in random order, in batches of `batch_size`; a smaller rest is dropped.
 
     Items and randomness are those of `IdentityBatchSampler`.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int):
+        super().__init__()
         self.count, self.batch_size, self.seed = count, batch_size, seed
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        generator = _generator(self.seed, self.epoch)
-        order = torch.randperm(self.count, generator=generator).tolist()
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            yield _with_seeds(order[start:start + self.batch_size], generator)
 
     def __len__(self) -> int:
         return self.count // self.batch_size
+
+    def batches(self) -> list[list[tuple[int, int]]]:
+        """All batches of the current epoch."""
+        generator = _generator(self.seed, self.epoch)
+        order = torch.randperm(self.count, generator=generator).tolist()
+        return [_with_seeds(order[start:start + self.batch_size], generator)
+                for start in range(0, len(self) * self.batch_size, self.batch_size)]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -13,6 +13,7 @@ from config.files import written_whole
 from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
+EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
 
 
@@ -29,15 +30,20 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **state: object) -> None:
-    """Write weights, and what `state` holds besides, through a temporary file."""
-    content = {"model": model.state_dict(), "num_class": model.num_class, "camera_num": model.camera_num,
-               "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
-    save_whole(content, path)
+    """Write weights, and what `state` holds besides, through a temporary file; see `save_whole`."""
+    save_model(path, cfg, model, epoch, num_class=model.num_class, camera_num=model.camera_num, **state)
 
 
-def save_whole(content: Mapping, path: Path) -> None:
-    """torch.save through a temporary file. Raises `UserError` where it cannot be written."""
-    with written_whole(path) as temporary, open(temporary, "wb") as file:
+def save_model(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous: Path | None = None, **state: object) -> None:
+    """`save_checkpoint` of any model."""
+    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
+    save_whole(content, path, previous)
+
+
+def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
+    """torch.save through a temporary file; an earlier one stays as `previous`, if given. Raises `UserError` where it cannot be
+    written."""
+    with written_whole(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:  # what torch makes of a full disk, with the real error behind it
@@ -52,18 +58,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises `UserError` for a file that is missing, cannot be read, or holds no weights of this model.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"The weights {path} do not exist; give a checkpoint such as "
-                        "runs/RGBNT201/DeMo_SDTPS/best.pth.")
-    try:
-        with warnings.catch_warnings():  # of a TorchScript archive, before its error
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except LOAD_ERRORS:
-        raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
-                        "file is damaged or cut short); give another file.") from None
-    weights = tensors_of(content)
-    content = content if isinstance(content, Mapping) else {}
+    weights, content = read_weights_file(path)
     cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:
@@ -82,6 +77,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"), has_demo_names)
 
 
+def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
+    """The weights in a file of torch's, and all that it holds. Raises `UserError` where it is missing or cannot be read."""
+    if not path.is_file():
+        raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
+    try:
+        with warnings.catch_warnings():  # of a TorchScript archive, before its error
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except LOAD_ERRORS:
+        raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
+                        "file is damaged or cut short); give another file.") from None
+    return tensors_of(content), content if isinstance(content, Mapping) else {}
+
+
 def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put a checkpoint's weights into `model`.
 
@@ -90,14 +99,18 @@ def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None
     if checkpoint.dataset not in (None, cfg.DATASETS.NAMES):
         raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
                         f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
+    fill_model(model, checkpoint.model, checkpoint.path)
+
+
+def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Put the weights that the file `path` held into `model`. Raises `UserError` naming the first keys that do not fit."""
     expected = model.state_dict()
-    found = checkpoint.model
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is not part of the model" for name in found if name not in expected]
     problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
                  for name in expected if name in found and found[name].shape != expected[name].shape]
     if problems:
-        raise UserError(f"The weights {checkpoint.path} do not fit the configuration's model: "
+        raise UserError(f"The weights {path} do not fit the configuration's model: "
                         f"{'; '.join(problems[:MAX_NAMED])}{_more(problems)}. Use the configuration that they were trained "
                         "with (config.yml beside them), or other weights.")
     model.load_state_dict(found)

@@ -4,7 +4,7 @@ Without torchrun there is one process, for which everything here does nothing. E
 would have: each process computes its share, and losses, BatchNorm statistics and rankings are those of the whole.
 """
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from yacs.config import CfgNode
 
 from config import UserError
 from datasets.loaders import cpu_cores
@@ -46,7 +47,7 @@ def local_rank() -> int:
 @contextmanager
 def processes() -> Iterator[None]:
     """Join the processes that torchrun started, if it did, and leave them at the end."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if launched() == 1:
         yield
         return
     on_gpu = torch.cuda.is_available()
@@ -62,11 +63,30 @@ def processes() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def check_launch(wants_several: bool) -> None:
-    """Raise `UserError` where MODEL.DIST_TRAIN asks for several processes and torchrun has not started them."""
-    if wants_several and "WORLD_SIZE" not in os.environ:
+def check_launch(cfg: CfgNode) -> None:
+    """Raise `UserError` where MODEL.DIST_TRAIN asks for several processes and torchrun has not started them, or where those
+    that it has started cannot share a batch."""
+    count = launched()
+    if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
         raise UserError(f"MODEL.DIST_TRAIN is True, but this is a single process; start several with {LAUNCH}, or set "
                         "MODEL.DIST_TRAIN to False.")
+    groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
+    if cfg.DATALOADER.SAMPLER != "softmax":
+        groups, what = groups // cfg.DATALOADER.NUM_INSTANCE, "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
+    if groups % count:
+        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which {count} "
+                        "processes cannot share equally; set it to a multiple.")
+
+
+def check_single(what: str) -> None:
+    """Raise `UserError` where torchrun has started several processes for something that one does."""
+    if launched() > 1:
+        raise UserError(f"torchrun has started {launched()} processes, but {what} runs in one; start it with python.")
+
+
+def launched() -> int:
+    """How many processes torchrun has started, joined yet or not."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def replicated(model: nn.Module) -> nn.Module:
@@ -108,19 +128,32 @@ def share_of_batch(batch: Sequence[Item]) -> Sequence[Item]:
     return batch[rank() * each:(rank() + 1) * each]
 
 
-def from_main(thing: Item) -> Item:
-    """What the main process has, in every process."""
+def from_main(work: Callable[[], Item]) -> Item:
+    """What `work` gives, which the main process alone does, in every process."""
     if world() == 1:
-        return thing
-    things = [thing]
+        return work()
+    things = [work() if is_main() else None]
     dist.broadcast_object_list(things, src=0)
     return things[0]
 
 
-def anywhere(is_so: bool) -> bool:
-    """Whether it is so in any process."""
+def of_all(thing: Item) -> list[Item]:
+    """What each process has, in their order."""
+    things = [thing] * world()
+    if world() > 1:
+        dist.all_gather_object(things, thing)
+    return things
+
+
+def anywhere(*are_so: bool) -> list[bool]:
+    """Whether each of these is so in any process."""
     if world() == 1:
-        return is_so
-    flag = torch.tensor(int(is_so))
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag)
+        return list(are_so)
+    flags = torch.tensor(are_so, dtype=torch.uint8)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return flags.bool().tolist()
+
+
+def wait_for_all() -> None:
+    """Go on when all processes are here."""
+    of_all(None)

@@ -12,6 +12,7 @@ from config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
 from config.progress import progress
 from datasets import Sample, reader_of
 from datasets.loaders import batches, test_loader
+from engine.distributed import from_main, gathered_rows, share
 from engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from engine.reranking import k_reciprocal
 from engine.runtime import choose_precision, inference
@@ -35,6 +36,7 @@ class TestData:
     query: torch.Tensor
     gallery: torch.Tensor
     loader: DataLoader
+    """Of this process's share of the samples."""
     matched: int
     """Queries with a match in the gallery, which alone are scored."""
 
@@ -58,7 +60,20 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     place = {sample: index for index, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(place)
     return TestData(samples, torch.tensor([place[s] for s in query]), torch.tensor([place[s] for s in gallery]),
-                    test_loader(cfg, samples), matched)
+                    test_loader(cfg, share(samples)), matched)
+
+
+def doubts(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
+    """What is probably not meant in the data, though training and evaluation can go on: a sentence each."""
+    said = []
+    known = {sample.identity for sample in train}
+    if shared := sorted(known & {sample.identity for sample in data.samples}):
+        said.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
+                    "not those of unseen ones; leave them out of one, or renumber them if they are others.")
+    if unmatched := len(data.query) - data.matched:
+        said.append(f"WARNING: {unmatched} of {len(data.query)} queries have no match in the gallery (the same identity with "
+                    f"another {place_name(cfg)}) and are not scored, as the field does it.")
+    return said
 
 
 def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]:
@@ -69,8 +84,11 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
     return extract_cases(model, loader, [model.missing])[0]
 
 
-def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
+def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]],
+                  total: int | None = None) -> list[dict[int, torch.Tensor]]:
     """`extract_features` for several cases of missing modalities; the trunk sees every image once all the same.
+
+    With `total` the loader has this process's share of so many samples, and the features are those of all of them.
 
     In float32, as the reference evaluates, unless TEST.AMP says otherwise. Raises `UserError` for features that are not finite,
     which would be ranked all the same.
@@ -86,7 +104,8 @@ def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str
                 found.append(patterns[3].cpu())
     wholes = []
     while parts:  # freeing what has been joined: seven cases of a large data set take gigabytes
-        wholes.append(torch.cat(parts.pop(0)))
+        whole = torch.cat(parts.pop(0))
+        wholes.append(whole if total is None else gathered_rows(whole, total))
     if not all(whole.isfinite().all() for whole in wholes):
         raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
                         "weights, or train with a lower SOLVER.BASE_LR.")
@@ -96,13 +115,15 @@ def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str
 
 def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:
     """The ranking of each return pattern. Raises `UserError` where no query has a match."""
-    return _rank_patterns(cfg, extract_features(model, data.loader), data)
+    features = extract_cases(model, data.loader, [model.missing], len(data.samples))[0]
+    return from_main(lambda: _rank_patterns(cfg, features, data))
 
 
 def evaluate_missing(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
     """The ranking of each return pattern for complete triplets and for every case of missing modalities, by case."""
-    by_case = extract_cases(model, data.loader, list(CASES.values()))
-    return {name: _rank_patterns(cfg, features, data) for name, features in zip(CASES, by_case, strict=True)}
+    by_case = extract_cases(model, data.loader, list(CASES.values()), len(data.samples))
+    return from_main(lambda: {name: _rank_patterns(cfg, features, data)
+                              for name, features in zip(CASES, by_case, strict=True)})
 
 
 def _rank_patterns(cfg: CfgNode, features: dict[int, torch.Tensor], data: TestData) -> dict[int, Ranking]:

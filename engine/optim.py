@@ -1,5 +1,6 @@
 """The optimiser's groups and the learning-rate schedule (spec 7)."""
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from timm.scheduler import CosineLRScheduler
@@ -14,10 +15,15 @@ IMAGENET_TRUNK_LR_FACTOR = 0.8
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
     """The trainable parameters by (learning rate, weight decay): few groups, so that fused updates have much to fuse."""
+    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.trunk.is_clip))
+
+
+def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
+    """The trainable parameters in as few groups as there are learning rates and weight decays, which their names give."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups[_rate_and_decay(cfg, name, model.trunk.is_clip)].append(parameter)
+            groups[rate_and_decay(name)].append(parameter)
     return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from config import UserError
+from engine.distributed import launched, local_rank
 from modeling import DeMo
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
@@ -24,7 +26,9 @@ def choose_device(cfg: CfgNode) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        name = f"cuda:{int(cfg.MODEL.DEVICE_ID)}"
+        name = f"cuda:{local_rank() if launched() > 1 else int(cfg.MODEL.DEVICE_ID)}"
+    elif name != "cpu" and launched() > 1:
+        raise UserError(f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto.")
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) is not there: this machine has "
@@ -53,14 +57,24 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
     """Inside, `model` evaluates, without gradients, its trunk with weights held in `precision` (None: as they are)."""
-    was_training, trunk = model.training, model.trunk
+    trunk = model.trunk
+    with evaluating(model):
+        try:
+            model.trunk = trunk.held_in(precision) if precision else trunk
+            yield
+        finally:
+            model.trunk = trunk
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` evaluates, without gradients."""
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            model.trunk = trunk.held_in(precision) if precision else trunk
             yield
     finally:
-        model.trunk = trunk
         model.train(was_training)
 
 

@@ -1,7 +1,7 @@
 """Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -9,8 +9,10 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
+from torch import nn
 
 from config import UserError
+from config.common import CLIP_TRUNK
 from modeling.trunk import Trunk
 from modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
 
@@ -18,9 +20,9 @@ HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
 """Named tags, because timm's default for a name may change, and is for CLIP another model under another licence."""
 
-CLIP_PREFIX = "visual."
+CLIP, CLIP_PREFIX = "clip", "visual."
 
-
+RANDOM = "WARNING: MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
@@ -31,8 +33,8 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     `UserError` for a source that cannot be read, of which nothing fits, or which is another model's.
     """
     if not source:
-        return "WARNING: MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
-    found = _from_hub(transformer_type) if source == "hub" else read_weights(Path(source))
+        return RANDOM
+    found = read_source(transformer_type, source)
     example = next(iter(found), "nothing at all")
     if any(name.startswith(CLIP_PREFIX) for name in found):
         # OpenAI's archive also holds the text tower, which has other names.
@@ -43,17 +45,26 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
     if _can_be_resized(found.get("pos_embed"), expected["pos_embed"]) and not _has_grid(found["pos_embed"], trunk.grid_size):
         found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
         resized.append("pos_embed")
+    return fill(trunk.vit, found, transformer_type, source, resized, example)
+
+
+def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str) -> str:
+    """Put the weights that fit into `model`, which timm calls `name`; `resized` of them were, `example` is one of the source's.
+
+    Returns the report, and raises `UserError`, as `load_pretrained` does.
+    """
+    expected = model.state_dict()
     fitting = {name: tensor.float() for name, tensor in found.items()
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {transformer_type}: none fits by name and shape "
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
                         f"(it holds {example}, …); give weights of this trunk, 'hub', or '' for random ones.")
     if reason := _other_model(found, expected):
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {transformer_type}: {reason}; "
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
                         "give weights of this trunk, or set MODEL.TRANSFORMER_TYPE to theirs.")
     missing = sorted(expected.keys() - found.keys())
     reshaped = sorted(expected.keys() & found.keys() - fitting.keys())
-    trunk.vit.load_state_dict(fitting, strict=False)
+    model.load_state_dict(fitting, strict=False)
     warning = "WARNING: incomplete " if missing or reshaped else ""
     return (f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
             f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}"
@@ -95,8 +106,16 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int]) -> torch.Tens
     return torch.cat([position[:, :1], patches.flatten(2).transpose(1, 2)], dim=1)
 
 
-def read_weights(path: Path) -> Weights:
-    """The tensors of a safetensors file, a TorchScript archive or a state dict (possibly under a `CONTAINERS` key).
+def read_source(transformer_type: str, source: str) -> Weights:
+    """The tensors of MODEL.PRETRAIN_PATH_T: of timm's hub for "hub", else of a file. Raises `UserError`."""
+    if source == "hub":
+        return _from_hub(transformer_type)
+    return read_weights(Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_TRUNK)
+
+
+def read_weights(path: Path, archives: bool = True) -> Weights:
+    """The tensors of a safetensors file, a state dict (possibly under a `CONTAINERS` key) or, with `archives`, a TorchScript
+    archive, which is a program: OpenAI publishes CLIP as one, and nobody else's weights need it.
 
     Raises `UserError` for a file that is missing or none of these.
     """
@@ -106,22 +125,25 @@ def read_weights(path: Path) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        return tensors_of(_read_torch(path))
+        return tensors_of(_read_torch(path, archives))
     except (*LOAD_ERRORS, SafetensorError):
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no TorchScript archive, state dict or safetensors file (or it is "
-                        "damaged or cut short); give another file.") from None
+        kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
+                        ) from None
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
 
 
-def _read_torch(path: Path) -> Mapping:
+def _read_torch(path: Path, archives: bool) -> Mapping:
     with warnings.catch_warnings():  # of TorchScript being old, which is no matter of the user's
         warnings.simplefilter("ignore")
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except LOAD_ERRORS:  # a TorchScript archive, which newer torch.load refuses and older passes on
+        except LOAD_ERRORS:
+            if not archives:
+                raise
             content = torch.jit.load(path, map_location="cpu")
     return content.state_dict() if isinstance(content, torch.jit.ScriptModule) else content
 

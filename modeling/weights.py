@@ -10,8 +10,8 @@ from modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
 
 Weights = dict[str, torch.Tensor]
 
-LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, struct.error,
-               pickle.UnpicklingError)
+LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+               ArithmeticError, MemoryError, struct.error, pickle.UnpicklingError)
 """What torch.load raises for files that are damaged or of another kind: unpickling random bytes fails in many ways."""
 
 CONTAINERS = ("model", "state_dict")
@@ -53,7 +53,13 @@ def tensors_of(content: object) -> Weights:
         return {}
     content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
     return {name.removeprefix("module."): value for name, value in content.items()
-            if isinstance(name, str) and isinstance(value, torch.Tensor)}
+            if isinstance(name, str) and isinstance(value, torch.Tensor) and _is_stored(value)}
+
+
+def _is_stored(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are all in the file: by strides of 0 a few bytes can claim to be more than memory holds."""
+    return (tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+            and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes())
 
 
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:

@@ -2,6 +2,7 @@
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 # The tests import the project from its root and its own helpers from tests/, installed or not.
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))  # for processes
+# hypothesis keeps what it learned about Unicode: not in the checkout.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "hypothesis"))
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(min(2, os.cpu_count() or 1))
@@ -26,6 +29,19 @@ def tiny_root(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     make_synthetic.main(["--root", str(root), "--identities", "6", "--test_identities", "4", "--images_per_camera", "2",
                          "--height", "32", "--width", "16", "--workers", "1"])
+    return root
+
+
+@pytest.fixture(scope="session")
+def shapes_root(tmp_path_factory):
+    """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
+    from seps_tiny import CAPTIONS, SIZES
+
+    from tools import make_synthetic_captions
+
+    root = tmp_path_factory.mktemp("shapes")
+    make_synthetic_captions.main(["--root", str(root), "--images", str(SIZES["train"]), "--dev_images", str(SIZES["dev"]),
+                                  "--test_images", str(SIZES["test"]), "--captions", str(CAPTIONS), "--size", "32"])
     return root
 
 
@@ -60,3 +76,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def place(own_root, tmp_path):
+    """Where a case of hostile input is made; see tests/hostile.py."""
+    from hostile import Place
+
+    (tmp_path / "else").mkdir()
+    return Place(own_root, tmp_path / "else")

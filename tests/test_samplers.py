@@ -161,3 +161,27 @@ def test_too_few_samples_for_a_shuffled_batch_are_told(tiny_root):
     message = message_of(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
     assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49" in message and "lower SOLVER.IMS_PER_BATCH" in message
     assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1
+
+
+@pytest.mark.parametrize("opts", [("DATALOADER.NUM_INSTANCE", "2"), ("DATALOADER.SAMPLER", "softmax")])
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
+    """With the same batches as otherwise, and without loading those before."""
+    cfg = config(tiny_root, *opts, "SOLVER.IMS_PER_BATCH", "8", "INPUT.RE_PROB", "1.0", "DATALOADER.NUM_WORKERS", workers)
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    loader.batch_sampler.begin(2)
+    whole, items = list(batches(loader)), list(loader.batch_sampler)
+    assert len(whole) == len(loader) > 3
+    asked, original = [], type(loader.dataset).__getitem__
+    monkeypatch.setattr(type(loader.dataset), "__getitem__", lambda self, key: asked.append(key) or original(self, key))
+    for start in (1, 3, len(whole)):
+        loader.batch_sampler.begin(2, start)
+        asked.clear()
+        rest = list(batches(loader))
+        assert len(loader) == len(whole) and len(rest) == len(whole) - start
+        if workers == "0":
+            assert asked == [key for batch in items[start:] for key in batch]
+        for (images, labels, _), (others, own, _) in zip(rest, whole[start:], strict=True):
+            assert torch.equal(labels, own) and all(torch.equal(images[name], others[name]) for name in images)
+    loader.batch_sampler.begin(3)
+    assert list(loader.batch_sampler) != items  # from the first again

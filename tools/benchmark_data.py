@@ -18,8 +18,8 @@ from datasets.base import Sample
 from datasets.loaders import TripletDataset, train_loader
 from datasets.transforms import train_transform
 from engine.evaluate import make_test_data
+from engine.loop import logger as training_log
 from engine.runtime import choose_device, set_seed
-from engine.train import logger as training_log
 from engine.train import train
 from modeling import make_model
 

@@ -9,7 +9,7 @@ from config import RETURN_PATTERNS, UserError
 from config.cli import run
 from config.files import check_output_file
 from engine.evaluate import PATTERN_NAMES
-from engine.train import METRICS
+from engine.output import METRICS
 
 PICTURE = "curves.png"
 

@@ -20,7 +20,8 @@ from modeling.fusion import SUBSETS
 # One operation per number of the result, for silu, which stands for quick GELU, three; and what only moves or compares numbers.
 PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "silu", "softmax",
                "sub", "sum")
-FREE = ("aminmax", "argsort", "expand_as", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "unflatten", "view_as")
+FREE = ("aminmax", "argsort", "expand_as", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "unflatten",
+        "view_as")
 PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
 

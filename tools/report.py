@@ -9,7 +9,7 @@ from config import load_cfg, with_values
 from config.cli import config_parser, parse, run
 from engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
 from engine.load import load_model_and_data
-from engine.train import CONFIG, LAST
+from engine.output import CONFIG, LAST
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from config.progress import progress
 from datasets.loaders import cpu_cores
+from engine.output import LAST, METRICS
 from engine.record import FINISHED, RECORD
-from engine.train import LAST, METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict) -
                 if not is_done(product):
                     try:
                         processes.run(words, folder.with_suffix(".log"))
+                        if not is_done(product):  # SIGTERM, upon which a training saves and ends well
+                            raise RuntimeError(f"it was stopped before its end; see {folder.with_suffix('.log')}")
                     except RuntimeError as error:
                         broken[product] = str(error)
                         raise

@@ -20,7 +20,7 @@ PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
 
 def training_loader(cfg):
     loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
-    loader.batch_sampler.epoch = 1
+    loader.batch_sampler.begin(1)
     return loader
 
 

@@ -6,14 +6,17 @@ from unittest import mock
 
 import torch
 from commands import records_of
+from pytest import approx
 from tqdm import tqdm
 
+import engine.loop
 import engine.train
 import train_net
 from config import with_values
 from effects.base import LABELS, effect, images_of, is_told, model_of
 from engine.load import load_model_and_data
 from engine.metrics import Ranking
+from engine.optim import make_optimizer
 from engine.runtime import autocast, choose_device, choose_precision
 from modeling.losses import total_loss
 
@@ -58,12 +61,54 @@ class Watch(logging.Handler):
         "SOLVER.EVAL_PERIOD", "3")
 def epoch_of_the_last_checkpoint_during_each_epoch_and_at_the_end(cfg):
     watch = Watch(Path(cfg.OUTPUT_DIR))
-    logging.getLogger("engine.train").addHandler(watch)
+    logging.getLogger("engine.loop").addHandler(watch)
     try:
         run(cfg)
     finally:
-        logging.getLogger("engine.train").removeHandler(watch)
+        logging.getLogger("engine.loop").removeHandler(watch)
     return [*watch.seen, torch.load(watch.last, weights_only=True)["epoch"]]
+
+
+def command_ends(cfg, *flags) -> bool:
+    """Whether the training command ends well."""
+    file = Path(cfg.DATASETS.ROOT_DIR).parent / "run.yml"
+    file.write_text(cfg.dump(), encoding="utf-8")
+    with mock.patch("sys.argv", ["train_net.py", "--config_file", str(file), *flags]):
+        return not is_told(train_net.main)
+
+
+@effect("RESUME", {"no": (True, False), "yes": (False, True), "auto": (True, True)})
+def a_run_begins_and_is_gone_on_with(cfg):
+    shutil.rmtree(cfg.OUTPUT_DIR, ignore_errors=True)
+    begins = command_ends(cfg)
+    assert begins == Path(cfg.OUTPUT_DIR).exists()
+    if not begins:
+        assert command_ends(with_values(cfg, {"RESUME": "no"}))
+    return begins, command_ends(cfg)
+
+
+@effect("SOLVER.CHECKPOINT_MINUTES", {"0": 1, "60": 1, "1e-9": 6}, "DATALOADER.SAMPLER", "softmax",
+        "SOLVER.IMS_PER_BATCH", "6")
+def saves_in_an_epoch_of_five_batches(cfg):
+    with mock.patch.object(engine.loop.Loop, "_save", autospec=True, side_effect=engine.loop.Loop._save) as save:
+        run(cfg)
+    return save.call_count
+
+
+@effect("SOLVER.GRAD_CLIP", {"0": ..., "0.5": approx(0.5, rel=1e-3)})
+def largest_norm_of_the_gradient(cfg):
+    norms = []
+
+    def spied(cfg, model):
+        optimizer = make_optimizer(cfg, model)
+        parameters = list(model.parameters())
+        optimizer.register_step_pre_hook(lambda *_: norms.append(float(torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in parameters if parameter.grad is not None]))))
+        return optimizer
+
+    with mock.patch.object(engine.train, "make_optimizer", spied):
+        run(cfg)
+    return max(norms)
 
 
 @effect("SOLVER.LOG_PERIOD", {"1": 5, "2": 3, "10": 1}, "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "6")
@@ -74,7 +119,7 @@ def updates_of_the_bar_in_five_batches(cfg):
         def set_postfix_str(self, text="", refresh=True):
             told.append(text)
 
-    with mock.patch.object(engine.train, "progress", Bar):
+    with mock.patch.object(engine.loop, "progress", Bar):
         run(cfg)
     return len(told)
 

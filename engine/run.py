@@ -1,0 +1,46 @@
+"""A run as its commands begin and end it: in OUTPUT_DIR, with a log and a record, started or continued."""
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+from config.files import written_whole
+from engine.distributed import is_main, wait_for_all
+from engine.output import CONFIG, make_output
+from engine.record import recorded
+from engine.resume import Resumed
+from engine.runtime import log_to
+from engine.stop import Stopped
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
+    """OUTPUT_DIR while the run inside goes on, with its configuration, log and record; a run that was stopped ends it quietly.
+
+    The files of an earlier run are replaced, unless it is this one that goes on. Of several processes the main one does all
+    this. Raises `UserError`.
+    """
+    wait_for_all()  # nothing is replaced that another process still reads
+    if not is_main():
+        with suppress(Stopped):
+            yield Path(cfg.OUTPUT_DIR)
+        return
+    output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
+    with written_whole(output / CONFIG) as temporary:
+        temporary.write_text(cfg.dump(), encoding="utf-8")
+    with log_to(output):
+        try:
+            with recorded(output, cfg, device, resumed):
+                if resumed:
+                    for warning in resumed.warnings:
+                        logger.warning("%s", warning)
+                    logger.info("continuing after %s, from %s", resumed.place, resumed.path)
+                yield output
+                logger.info("the run is in %s", output)
+        except Stopped:
+            logger.info("stopped by SIGTERM, the run is saved in %s; the same command with RESUME auto continues it", output)

@@ -1,0 +1,130 @@
+"""Evaluation of SEPS (spec 12): every picture and every caption is encoded once, then all pairs are compared."""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from config import UserError
+from config.progress import progress
+from datasets.captions import encode_texts, image_batches, image_loader, padded
+from datasets.image_text import ImageTexts, read_image_texts
+from engine.retrieval import five_fold
+from engine.runtime import evaluating
+from modeling.seps.model import SEPS
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """A split to evaluate: its pictures, its captions as numbers of words, and the equal parts that it is searched in."""
+
+    loader: DataLoader
+    captions: list[list[int]]
+    long_captions: list[list[int]] | None
+    """One for each picture."""
+    image_of: torch.Tensor
+    """(captions,): the picture of each caption, by its place."""
+    folds: int
+    batch: int
+    """Texts that are encoded, and captions that are compared, together."""
+
+
+def read_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
+    """The splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
+    data = cfg.DATASETS
+    splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
+    without = [name for name, split in splits.items() if split.long_captions is None]
+    if 0 < len(without) < len(splits):
+        raise UserError(f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
+                        "them, or set DATASETS.LONG_CAPTIONS to no.")
+    return splits
+
+
+def doubts(splits: Mapping[str, ImageTexts]) -> list[str]:
+    """What is probably not meant in the data, though training and evaluation can go on: a sentence each."""
+    shared = {name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")}
+    return [f"WARNING: {len(paths)} pictures are in training and {name}, the first {paths[0]}, so the figures are not those of "
+            "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
+
+
+def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
+    """What evaluation needs of a split. Raises `UserError` where its pictures do not make so many equal parts."""
+    if len(split.paths) % folds:
+        raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} pictures do not make so many equal parts; "
+                        "choose a number that divides them.")
+    long = split.long_captions and encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
+    return RetrievalData(image_loader(cfg, split), encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long,
+                         torch.tensor(split.image_of), folds, cfg.TEST.IMS_PER_BATCH)
+
+
+def evaluate(model: SEPS, data: RetrievalData) -> dict[str, float]:
+    """R@1, R@5 and R@10 each way and their sum, in percent, means over the folds. Raises `UserError` as `similarities`."""
+    return five_fold(similarities(model, data), data.image_of, data.folds)
+
+
+def caption(cfg: CfgNode, data: RetrievalData) -> str:
+    """What was searched, in a line: for the head of a table."""
+    pictures = len(data.loader.dataset)
+    folds = f", in {data.folds} parts of {pictures // data.folds} pictures" if data.folds > 1 else ""
+    return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {pictures} pictures, {len(data.captions)} captions{folds}"
+
+
+def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
+    """Similarities (pictures, captions) on the CPU; those across folds, which nothing asks for, are 0.
+
+    In float32. Raises `UserError` for similarities that are not finite, which could not be ranked.
+    """
+    with evaluating(model):
+        tokens = _encode_images(model, data.loader)
+        words = _encode_texts(model, data.captions, data.batch, "encoding captions")
+        long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
+        found = torch.zeros(len(tokens), len(words))
+        with progress(total=len(words), desc="comparing", unit="caption") as bar:
+            for fold in torch.arange(len(tokens)).chunk(data.folds):
+                pictures = slice(int(fold[0]), int(fold[-1]) + 1)
+                inside = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
+                for block in _blocks(inside, words, data.batch):
+                    dense = long and _padded([long[data.image_of[caption]] for caption in block])
+                    similarity = model.network(tokens[pictures], *_padded([words[caption] for caption in block]),
+                                               *(dense or (None, None)))
+                    found[pictures, block] = similarity.float().cpu()
+                    bar.update(len(block))
+    if not found.isfinite().all():
+        raise UserError("The similarities are not finite: the weights are damaged or their training diverged; use other "
+                        "weights, or train with a lower SOLVER.BASE_LR.")
+    return found
+
+
+def _encode_images(model: SEPS, loader: DataLoader) -> torch.Tensor:
+    """All pictures → tokens (pictures, N or 1 + N, C), on the model's device."""
+    device = next(model.parameters()).device
+    loaded = progress(image_batches(loader), "encoding pictures", len(loader), unit="batch")
+    return torch.cat([model.encode_images(images.to(device, non_blocking=True)) for images in loaded])
+
+
+def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
+    """All texts → the vectors (L, C) of each one's own words, on the model's device."""
+    device = next(model.parameters()).device
+    encoded = [None] * len(texts)
+    with progress(total=len(texts), desc=title, unit="text") as bar:
+        for block in _blocks(range(len(texts)), texts, batch):
+            words, lengths = (part.to(device) for part in padded([texts[index] for index in block]))
+            for index, vectors in zip(block, model.encode_captions(words, lengths), strict=True):
+                encoded[index] = vectors[:len(texts[index])]
+            bar.update(len(block))
+    return encoded
+
+
+def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:
+    """Indices of so many texts at a time, those of a similar length together: little is padded then."""
+    ordered = sorted(indices, key=lambda index: len(texts[index]))
+    return [ordered[start:start + size] for start in range(0, len(ordered), size)]
+
+
+def _padded(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Word vectors (L, C) of several texts → (B, longest L, C) and lengths (B,)."""
+    lengths = torch.tensor([len(words) for words in vectors], device=vectors[0].device)
+    return pad_sequence(vectors, batch_first=True), lengths

@@ -1,0 +1,35 @@
+"""A trained SEPS and the split to use it on: what its commands after training begin with."""
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from config import UserError
+from engine.checkpoint import fill_model, read_weights_file
+from engine.runtime import choose_device, set_seed
+from engine.seps_evaluate import RetrievalData, make_retrieval_data, read_splits
+from modeling.seps.model import SEPS, make_seps
+from modeling.seps.towers import load_tokenizer
+
+EXAMPLE = "runs/SEPS/flickr30k/best.pth"
+
+
+def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and TEST.SPLIT.
+
+    The data set may be another than the one it was trained on. Of MODEL.TEXT_TOWER the tokenizer and the configuration are
+    read, the weights being the checkpoint's. Raises `UserError` for weights, a tower or data that are missing or do not fit.
+    """
+    if not cfg.TEST.WEIGHT:
+        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {EXAMPLE}.")
+    set_seed(cfg.SOLVER.SEED)
+    device = choose_device(cfg)
+    path = Path(cfg.TEST.WEIGHT)
+    weights, _ = read_weights_file(path, EXAMPLE)
+    split = read_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    tokenizer = load_tokenizer(cfg)
+    model, _ = make_seps(cfg, pretrained=False)
+    if not weights.keys() & model.state_dict().keys():
+        raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its names); "
+                        "give a checkpoint that train_seps.py wrote.")
+    fill_model(model, weights, path)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)

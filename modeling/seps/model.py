@@ -1,0 +1,59 @@
+"""SEPS whole (spec 12): the towers, and the network that compares every picture with every caption."""
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from config import UserError
+from modeling.seps import CrossSparseAggrNet
+from modeling.seps.towers import ImageTower, TextTower
+
+Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
+
+
+class SEPS(nn.Module):
+    """Pictures and captions to their similarities. Nothing is normalised before the network, which does it itself."""
+
+    def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
+        super().__init__()
+        self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
+
+    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+        """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) with a class token."""
+        return self.image_tower(images)
+
+    def encode_captions(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """words (B, L), lengths (B,) → word vectors (B, L, C); captions and long captions alike."""
+        return self.text_tower(words, lengths)
+
+    def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
+                long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
+        """images (B_v, 3, H, W), words of captions (B_t, L) and of long ones → (B_v, B_t), in training with the masks."""
+        with torch.no_grad():  # the network lets no gradient through to them
+            long = None if long_captions is None else self.encode_captions(long_captions, long_lengths)
+        return self.network(self.encode_images(images), self.encode_captions(captions, lengths), lengths, long, long_lengths)
+
+
+def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
+    """The model of a configuration, and a report of where its weights are from.
+
+    Without `pretrained` all of them are random, to be filled from a checkpoint. Raises `UserError` for towers that do not
+    exist or do not fit.
+    """
+    image_tower = ImageTower(cfg)
+    text_tower = TextTower(cfg, pretrained)
+    report = "\n".join([image_tower.load(cfg.MODEL.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
+    return SEPS(image_tower, text_tower, _network(cfg, image_tower.num_patches)), report
+
+
+def _network(cfg: CfgNode, num_patches: int) -> CrossSparseAggrNet:
+    model = cfg.MODEL
+    try:
+        return CrossSparseAggrNet(
+            embed_size=model.EMBED_SIZE, num_patches=num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
+            aggr_ratio=model.SDTPS_AGGR_RATIO, use_paper_version=model.PAPER_VERSION, top_k=model.TOP_K,
+            use_gumbel_softmax=model.SDTPS_USE_GUMBEL, gumbel_tau=model.SDTPS_GUMBEL_TAU, use_dual_aggr=model.DUAL_AGGR,
+            beta=model.SDTPS_BETA)
+    except ValueError as error:  # of few patches ratios leave none
+        raise UserError(f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
+                        f"{model.SDTPS_AGGR_RATIO} do not fit the {num_patches} patches of {model.TRANSFORMER_TYPE}: {error}"
+                        ) from None

@@ -1,0 +1,122 @@
+"""Hostile input as data: what is made on disk, what is called, and what must come of it."""
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import seps_tiny
+import torch
+from commands import CONFIG, ONE_LINE, words_for
+
+from config import load_cfg
+from modeling import make_model
+
+COMMANDS = {"train": "train_net", "test": "test_net", "export": "tools.export_features", "draw": "tools.draw_ranks",
+            "convert": "tools.convert_checkpoint", "synthetic": "tools.make_synthetic", "train_seps": "train_seps"}
+SAID = ("reading pictures", "verifying pictures", "extracting features", "checking pictures", "tokenising", "encoding",
+        "drawing")
+"""What progress bars begin with, which are wiped away and leave blanks."""
+
+
+class Place(NamedTuple):
+    """Where a case is made: a copy of a tiny data set, a folder for everything else, and which picture is damaged."""
+
+    root: Path
+    folder: Path
+    number: int = 5
+
+    @property
+    def test(self) -> Path:
+        """The folders of the test pictures."""
+        return self.root / "RGBNT201" / "test"
+
+    def picture(self, modality: str = "NI") -> Path:
+        return sorted((self.test / modality).iterdir())[self.number]
+
+
+class Case(NamedTuple):
+    """A command with words ({root} and {folder} filled in) after `make`; it must say `says`, or succeed where that is empty."""
+
+    name: str
+    command: str
+    make: Callable[[Place], object]
+    words: tuple[str, ...]
+    says: tuple[str, ...]
+
+
+def table(cases):
+    """pytest's parametrisation of cases, whose names tell them apart."""
+    assert len({case.name for case in cases}) == len(cases)
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def main_of(name):
+    return seps_tiny.test_seps.main if name == "test_seps" else importlib.import_module(COMMANDS[name]).main
+
+
+def run_case(case: Case, place: Place, command) -> tuple[str, str]:
+    """Make the case, call its command, and check how it ended: → what it printed on stdout and stderr."""
+    case.make(place)
+    given = words_of(case, place)
+    before = tree(place.folder.parent)
+    code, stdout, stderr = command(main_of(case.command), *given)
+    assert "Traceback" not in stderr, stderr
+    if not case.says:
+        assert code == 0, stderr
+        return stdout, stderr
+    assert code == 2, stderr
+    lines = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and not line.strip().startswith(SAID)]
+    sentence = lines[-1]
+    assert ONE_LINE in sentence and not stdout
+    # argparse tells how a command is used before its error.
+    assert len(lines) == 1 or lines[0].startswith("usage: "), stderr
+    missing = [part for part in (part.format(**place._asdict()) for part in case.says) if part not in sentence]
+    assert not missing, sentence
+    assert tree(place.folder.parent) == before
+    return stdout, stderr
+
+
+def words_of(case: Case, place: Place) -> list[str]:
+    """The case's words after those of the tiny data, where it does not bring its own; later pairs win."""
+    own = [word.format(**place._asdict()) if "{" in word else word for word in case.words]
+    if case.command in ("convert", "synthetic") or own == ["--config_file"]:
+        return own
+    if case.command.endswith("seps"):
+        words = seps_tiny.words_for(place.root)
+    else:
+        words = words_for(place.root, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False")
+    first = own[:2] if own[:1] == ["--config_file"] else []
+    return [*(first or words[:2]), *words[2:], "OUTPUT_DIR", str(place.folder / "output"), *own[len(first):]]
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Everything below a folder: what a link points to, a file's size and time, nothing of a folder but its name."""
+    found = {}
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = os.path.join(where, name)
+            status = os.lstat(path)
+            found[path] = os.readlink(path) if os.path.islink(path) else os.path.isdir(path) or (
+                status.st_size, status.st_mtime_ns)
+    return found
+
+
+def weights_for(root: Path, path: Path, change: Callable[[dict], object] = lambda content: None, cameras: int = 4) -> Path:
+    """A checkpoint of the tiny model, changed."""
+    torch.manual_seed(0)
+    model = make_model(load_cfg(CONFIG, words_for(root)[2:]), 6, cameras)
+    content = {"model": model.state_dict(), "dataset": "RGBNT201", "camera_num": cameras}
+    torch.save(change(content) or content, path)
+    return path
+
+
+class Bomb:
+    """Unpickled as Python would do it, it makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)

@@ -1,0 +1,63 @@
+"""Trainings in this process that are interrupted at a given place, and whether two runs are the same."""
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from unittest import mock
+
+from commands import SMALL
+from kill_test import differing
+
+import train_net
+from config.cli import run
+
+RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",
+          "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.GRAD_CLIP", "5")
+"""Everything random that the model has, and everything that has a state."""
+EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
+
+
+def words_for(root, *more):
+    """A command's words: three epochs of five or six steps, each evaluated."""
+    return ["--config_file", "configs/Synthetic/DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, *SMALL, "SOLVER.MAX_EPOCHS", "3",
+            "SOLVER.EVAL_UNTRAINED", "False", *RANDOM, *more]
+
+
+def call(words, main=train_net.main):
+    """Call a command: → its exit code."""
+    with mock.patch.object(sys, "argv", ["command", *map(str, words)]):
+        try:
+            run(main)
+        except SystemExit as ended:
+            return ended.code
+    return 0
+
+
+@contextmanager
+def at(owner, name, number, act):
+    """Inside, the call number `number`, from 1, of a method or function does `act` first."""
+    original, calls = getattr(owner, name), []
+
+    def watched(*arguments, **named):
+        calls.append(name)
+        if len(calls) == number:
+            act()
+        return original(*arguments, **named)
+
+    with mock.patch.object(owner, name, watched):
+        yield
+    assert len(calls) >= number, f"{name} was called {len(calls)} times"
+
+
+def kill():
+    """Leaves the files as they are, as SIGKILL would."""
+    raise KeyboardInterrupt
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def assert_same(reference, output):
+    """Weights, optimisers, random states, metrics: all to the last bit."""
+    assert not differing(reference, output)

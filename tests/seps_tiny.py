@@ -1,0 +1,42 @@
+"""A tiny SEPS on tiny synthetic shapes: the words of its commands, and its runs in this process."""
+import importlib.util
+import sys
+from unittest import mock
+
+from commands import ROOT
+
+import train_seps
+from config import load_cfg
+from config.cli import run
+from config.seps_schema import SEPS_SCHEMA
+
+_spec = importlib.util.spec_from_file_location("test_seps_command", ROOT / "test_seps.py")
+test_seps = importlib.util.module_from_spec(_spec)
+"""The command: by its path, as tests/ has modules of such names."""
+_spec.loader.exec_module(test_seps)
+
+CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"
+SIZES = {"train": 12, "dev": 6, "test": 8}
+CAPTIONS = 2
+"""Of each picture."""
+SMALL = ("MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_SIZE", "16", "INPUT.SIZE", "[32,32]",
+         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.MAX_EPOCHS", "3", "SOLVER.STEPS", "(1,2)", "SOLVER.EVAL_PERIOD", "1",
+         "SOLVER.ALL_NEGATIVES_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "0",
+         "MODEL.DEVICE", "cpu", "SOLVER.AMP", "off", "TEST.IMS_PER_BATCH", "5")
+
+
+def words_for(root, *more):
+    """A command's words for the data in `root`."""
+    return ["--config_file", str(CONFIG), "DATASETS.ROOT_DIR", str(root), "MODEL.TEXT_TOWER", str(root / "shapes" / "bert"),
+            *SMALL, *map(str, more)]
+
+
+def cfg_for(root, *more):
+    return load_cfg(CONFIG, words_for(root, *more)[2:], SEPS_SCHEMA)
+
+
+def train(root, output, *more):
+    """Call train_seps.py: → the folder of the run."""
+    with mock.patch.object(sys, "argv", ["train_seps.py", *words_for(root, "OUTPUT_DIR", output, *more)]):
+        run(train_seps.main)
+    return output

@@ -1,0 +1,159 @@
+"""Runs that go on for long, and runs that are broken off: memory, time, and what they leave running."""
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import ROOT, records_of, words_for
+
+EPOCHS, WARM_UP, WINDOW = 200, 50, 30
+"""Of the long run; its first epochs, in which memory and caches fill; and how many are compared at both ends of the rest."""
+GROWTH = 1.05
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="processes are watched in /proc")]
+
+
+def start(root, output, *opts, script="train_net.py"):
+    """A training on the tiny data in a process group of its own, as a shell starts it."""
+    words = words_for(root, "OUTPUT_DIR", output, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", *opts)
+    return subprocess.Popen([sys.executable, str(ROOT / script), *map(str, words)], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+                            env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def children(pid):
+    """The processes below `pid`, at any depth."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue  # it has ended
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def resident(pid):
+    """Bytes of memory that a process holds; 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def wait_for(condition, process, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read() if process.poll() else "too late"
+        time.sleep(0.02)
+    return found
+
+
+def epochs_of(output):
+    """The epochs that have been recorded so far."""
+    try:
+        return records_of(output)[-1]["epoch"]
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def assert_all_ended(pids):
+    """Within seconds: a process is told its parent's end, and needs a moment to end itself."""
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def test_memory_and_time_stay_over_200_epochs(tiny_root, tmp_path, record_property, capsys):
+    """Of the run and of its loading processes, one for training and one for evaluation. Every epoch is recorded, every tenth
+    evaluated and saved."""
+    process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", EPOCHS, "SOLVER.EVAL_PERIOD", "10", "DATALOADER.NUM_WORKERS", "1",
+                    "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "24")
+    samples, begun, last = {}, {}, 0
+    while process.poll() is None:
+        epoch = epochs_of(tmp_path)
+        if epoch > last:
+            begun[epoch], last = time.perf_counter(), epoch
+            samples[epoch] = [resident(process.pid), *map(resident, sorted(children(process.pid)))]
+        time.sleep(0.05)
+    output = process.communicate()[0]
+    assert process.returncode == 0 and epochs_of(tmp_path) == EPOCHS, output[-2000:]
+
+    def window(end):
+        return [samples[epoch] for epoch in samples if end - WINDOW <= epoch < end and len(samples[epoch]) == 3]
+
+    assert all(window(end) for end in (WARM_UP + WINDOW, EPOCHS))
+
+    early, late = ([statistics.mean(sizes) for sizes in zip(*window(end), strict=True)] for end in (WARM_UP + WINDOW, EPOCHS))
+    pace = [statistics.median((begun[b] - begun[a]) / (b - a) for a, b in zip(list(begun), list(begun)[1:], strict=False)
+                              if end - WINDOW <= a < end) for end in (WARM_UP + WINDOW, EPOCHS)]
+    with capsys.disabled():
+        print("\nresident MB of the run and its loaders:", *(f"{a / 2**20:.1f} → {b / 2**20:.1f} ({b / a - 1:+.2%})"
+              for a, b in zip(early, late, strict=True)), f"seconds per epoch: {pace[0]:.3f} → {pace[1]:.3f}", sep="\n  ")
+    for before, after in zip(early, late, strict=True):
+        assert after < GROWTH * before
+
+
+@pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", "the run alone"])
+def test_loading_processes_end_on_ctrl_c(whom, tiny_root, tmp_path):
+    process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
+    wait_for(lambda: epochs_of(tmp_path) >= 2, process)
+    loaders = children(process.pid)
+    assert len(loaders) >= 2
+    if whom == "the run alone":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and output.rstrip().endswith("interrupted")
+    assert_all_ended(loaders)
+
+
+def test_loading_processes_end_with_a_run_that_is_killed(tiny_root, tmp_path):
+    process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
+    wait_for(lambda: epochs_of(tmp_path) >= 1, process)
+    loaders = children(process.pid)
+    process.kill()
+    process.communicate(timeout=30)
+    assert len(loaders) >= 2
+    assert_all_ended(loaders)
+
+
+def test_loading_processes_end_with_an_error(own_root, tmp_path):
+    """A picture that becomes unreadable while the run goes on."""
+    process = start(own_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "10000")
+    wait_for(lambda: epochs_of(tmp_path / "run") >= 1, process)
+    loaders = children(process.pid)
+    assert len(loaders) >= 2
+    for path in (own_root / "RGBNT201" / "train_171" / "NI").iterdir():
+        path.write_bytes(b"")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 2 and "Traceback" not in output, output
+    assert output.strip().splitlines()[-1].startswith("error: The picture ")
+    assert_all_ended(loaders)
+
+
+def test_loading_processes_end_with_the_run(tiny_root, tmp_path):
+    process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "3")
+    loaders = wait_for(lambda: children(process.pid), process)
+    output = process.communicate(timeout=90)[0]
+    assert process.returncode == 0, output
+    assert_all_ended(loaders)

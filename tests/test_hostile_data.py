@@ -1,0 +1,173 @@
+"""Hostile data sets on disk: every case handled, or told in one sentence before anything is written."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hostile import Case, run_case, table, weights_for
+from triplets import config
+
+import test_net
+from config import MODALITIES
+from datasets import read_splits
+
+
+def folders(place, split="test"):
+    return [place.root / "RGBNT201" / split / modality for modality in MODALITIES]
+
+
+def rename(place, name):
+    """Give a triplet another name."""
+    old = place.picture().name
+    for folder in folders(place):
+        os.rename(os.fsencode(folder / old), os.path.join(os.fsencode(folder), os.fsencode(name)))
+
+
+def replace(make):
+    """Put something that `make(path)` makes in a picture's place."""
+    def change(place):
+        path = place.picture()
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def keep(chosen, split="test"):
+    """Remove the triplets whose names `chosen` does not want."""
+    def change(place):
+        for folder in folders(place, split):
+            for path in folder.iterdir():
+                if not chosen(path.name):
+                    path.unlink()
+
+    return change
+
+
+def add_identity(place, name="000099_cam1_0_00.jpg", split="test"):
+    for folder in folders(place, split):
+        shutil.copy(sorted(folder.iterdir())[0], folder / name)
+
+
+def in_capitals(place):
+    for folder in folders(place):
+        for path in folder.iterdir():
+            path.rename(path.with_name(path.name.upper()))
+
+
+def a_file_for_a_folder(place):
+    folder = place.test / "NI"
+    shutil.rmtree(folder)
+    folder.write_bytes(b"x")
+
+
+def link_to(target):
+    return lambda path: path.symlink_to(target)
+
+
+TRIPLET = "000007_cam1_0_00.jpg"
+TOLD = [
+    ("no data set", lambda place: shutil.rmtree(place.root), ["The data set RGBNT201 is not at {root}", "make demo"]),
+    ("a file for the data set", lambda place: shutil.rmtree(place.root) or place.root.write_bytes(b"x"), ["is not at {root}"]),
+    ("a file for a modality's folder", a_file_for_a_folder, ["NI is missing"]),
+    ("a folder for a picture", replace(lambda path: path.mkdir()), ["is no file", ".jpg"]),
+    ("a dead link for a picture", replace(link_to("nowhere.jpg")), ["is no file", "a link to nothing"]),
+    ("a link to itself", replace(lambda path: path.symlink_to(path.name)), ["is no file"]),
+    ("a link to a device", replace(link_to("/dev/zero")), ["is no file"]),
+    ("a pipe for a picture", replace(os.mkfifo), ["is no file"]),
+    ("a triplet without NI", replace(lambda path: None), ["has no NI picture", "is missing; add it"]),
+    ("a name that says nothing", lambda place: rename(place, "portrait.jpg"), ["portrait.jpg does not follow"]),
+    ("a camera of two digits", lambda place: rename(place, "000007_cam12_0.jpg"), ["000007_cam12_0.jpg does not follow"]),
+    ("a camera 0", lambda place: rename(place, "000007_cam0_0.jpg"), ["000007_cam0_0.jpg does not follow"]),
+    ("what a Mac leaves", lambda place: rename(place, f"._{TRIPLET}"), [f"._{TRIPLET} does not follow"]),
+    ("a name with a line break", lambda place: rename(place, "000007_cam1\n0.jpg"), ["000007_cam1\\n0.jpg does not follow"]),
+    ("a name that colours the terminal", lambda place: rename(place, "\x1b[31m.jpg"), ["\\x1b[31m.jpg does not follow"]),
+    ("a name that is no UTF-8", lambda place: rename(place, b"\xff\xfe.jpg"), ["\\udcff\\udcfe.jpg does not follow"]),
+    ("names in capitals", in_capitals, ["The query split of RGBNT201", "is empty", "000001_cam1_0_00.jpg"]),
+    ("one camera alone", keep(lambda name: "_cam1_" in name), ["No query of RGBNT201", "another camera"]),
+    ("one identity to learn", keep(lambda name: name.startswith("000001"), "train_171"), ["a single identity"]),
+    ("no match for any query", keep(lambda name: name[:6] in ("000007", "000008") and f"_cam{int(name[:6]) - 6}_" in name),
+     ["No query of RGBNT201", "has a match in the gallery"]),
+    ("an empty training split", keep(lambda name: False, "train_171"), ["The train split of RGBNT201", "is empty"]),
+]
+
+
+@table([Case(name, "train", make, (), tuple(says)) for name, make, says in TOLD])
+def test_it_is_told_in_one_sentence(case, place, command):
+    run_case(case, place, command)
+
+
+@pytest.mark.parametrize("name", ["000007_cam1_a b  c.jpg", "000007_cam1_Fußgänger_猫_🚶.jpg", "000007_cam1_.jpg.jpg",
+                                  "000007_cam1_%s{0}$(touch executed)`x`;.jpg", f"000007_cam1_{'a' * 200}.jpg",
+                                  b"000007_cam1_\xff.jpg", "٠٠٠٠٠٧_cam1_0.jpg"], ids=repr)
+def test_a_strange_name_is_a_name(name, place, command):
+    """It is read, exported under the same name, and nothing is made of it but that."""
+    rename(place, name)
+    weights_for(place.root, place.folder / "w.pth")
+    output = place.folder / "x.npz"
+    words = ("--weight", str(place.folder / "w.pth"), "--output", str(output))
+    run_case(Case("", "export", lambda place: None, words, ()), place, command)
+    expected = [sample.paths for sample in read_splits(config(place.root), ["gallery"])["gallery"]]
+    assert np.load(output)["paths"].tolist() == [list(paths) for paths in expected]
+    assert {path.name for path in place.folder.iterdir()} == {"w.pth", "x.npz"}
+    assert os.fsencode(name) in {os.path.basename(os.fsencode(paths[0])) for paths in expected}
+
+
+def logged(place, command, make, *words):
+    """Train for an epoch → the warnings of the log, and the last record."""
+    run_case(Case("", "train", make, words, ()), place, command)
+    warnings = [line.split("WARNING: ")[1] for line in (place.folder / "output" / "log.txt").read_text().splitlines()
+                if "WARNING: " in line and "RANDOM" not in line]
+    return warnings, json.loads((place.folder / "output" / "metrics.json").read_text())[-1]
+
+
+def test_whole_data_give_no_warning(place, command):
+    assert logged(place, command, lambda place: None)[0] == []
+
+
+def test_a_query_without_a_match_is_left_out_with_a_warning(place, command):
+    """As the field scores: the figures are those of the data without it, apart from its place in the gallery."""
+    said, record = logged(place, command, add_identity)
+    assert said == ["1 of 33 queries have no match in the gallery (the same identity with another camera) and are not scored, "
+                    "as the field does it."]
+    assert all(0 < values["mAP"] <= 1 for values in record["patterns"].values())
+    weights_for(place.root, place.folder / "w.pth")
+    stdout, _ = run_case(Case("", "test", lambda place: None, ("--weight", str(place.folder / "w.pth")), ()), place, command)
+    assert "33 queries, 32 with a match" in stdout
+
+
+def test_an_identity_in_training_and_test_is_a_warning(place, command):
+    said, _ = logged(place, command, lambda place: rename(place, "000003_cam1_0_77.jpg"))
+    assert said[0].startswith("1 identities are in training and test, the first 3, so the figures are not those of unseen ones")
+
+
+def test_one_camera_to_learn_from_is_enough(place, command):
+    only_one = keep(lambda name: "_cam1_" in name, "train_171")
+    assert logged(place, command, only_one)[0] == []
+
+
+def test_duplicates_count_as_often_as_they_are_there(place, command):
+    """The same pictures under a second name, of the same camera: no match of each other, as the protocol leaves them out."""
+    def double(place):
+        for folder in folders(place):
+            for path in sorted(folder.iterdir()):
+                os.link(path, folder / path.name.replace(".jpg", "_again.jpg"))
+
+    weights = weights_for(place.root, place.folder / "w.pth")
+
+    def table_of(make):
+        case = Case("", "test", make, ("--weight", str(weights)), ())
+        return run_case(case, place, command)[0].splitlines()[2:]
+
+    once, twice = table_of(lambda place: None), table_of(double)
+    # Each hit and each miss comes twice: Rank-1 stays.
+    assert [line.split()[-3] for line in once] == [line.split()[-3] for line in twice]
+
+
+def test_test_data_alone_may_hold_one_identity_more_than_once(place, command):
+    """Query and gallery are one split here: no sample is its own match."""
+    weights = weights_for(place.root, place.folder / "w.pth")
+    keep(lambda name: name.startswith("000007"))(place)
+    stdout, _ = run_case(Case("", "test", lambda place: None, ("--weight", str(weights)), ()), place, command)
+    assert "8 queries" in stdout and test_net.__doc__

@@ -1,0 +1,34 @@
+"""Trainings that are really killed, at random moments and while they save (tools/kill_test.py)."""
+import json
+
+import kill_test
+import pytest
+import torch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train_net", "train_seps"])
+def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, command):
+    kill_test.main(["--kills", "3", "--epochs", "2", "--command", command, "--json", str(tmp_path / "x.json")])
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert len(found["kills"]) == 3 and not found["differences"]
+    assert "3 kills" in capsys.readouterr().out
+
+
+def test_differences_are_found(tmp_path):
+    for name, changed in (("one", 0.0), ("other", 1e-9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").write_text(name)
+        for file in ("last.pth", "best.pth"):
+            torch.save({"model": {"a": torch.tensor([changed])}, "epoch": 1, "meter": {"seconds": changed}},
+                       tmp_path / name / file)
+    found = kill_test.differing(tmp_path / "one", tmp_path / "other")
+    assert found == ["metrics.json", "last.pth /model/a", "best.pth /model/a"]
+    assert not kill_test.differing(tmp_path / "one", tmp_path / "one")
+
+
+def test_the_table_says_whether_runs_differ():
+    kill = {"run": 1, "after": 0.5, "during": "saving last.pth", "log": "from the beginning"}
+    found = {"command": "train_net", "epochs": 2, "runs": 1, "kills": [kill], "differences": []}
+    assert "bit for bit" in kill_test.table(found) and "1 of them while saving" in kill_test.table(found)
+    assert "DIFFERS" in kill_test.table(found | {"differences": ["run 1: metrics.json"]})

@@ -1,0 +1,260 @@
+"""A run that is interrupted goes on as if nothing had happened (engine/loop.py), and says why where it cannot."""
+import json
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from commands import ONE_LINE, ROOT, contents, records_of
+from interrupted import EVERY_STEP, assert_same, at, call, kill, terminate, words_for
+from seps_tiny import words_for as seps_words_for
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+import engine.seps
+import engine.train
+import train_net
+import train_seps
+from config.load import DEMO_SCHEMA
+from engine.loop import Loop
+from engine.resume import HARMLESS
+
+AUTO = ("RESUME", "auto")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alike():
+    """Every run of this module computes with one thread, for the same numbers, and finds its configuration."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def reference(alike, tiny_root, tmp_path_factory):
+    """A run that nobody disturbs, and that saves at its end alone → its folder."""
+    output = tmp_path_factory.mktemp("reference") / "run"
+    assert call(words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def stopped(alike, tiny_root, tmp_path_factory):
+    """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
+    output = tmp_path_factory.mktemp("stopped") / "run"
+    with at(Loop, "_train_step", 8, terminate):
+        assert call(words_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP)) == 0
+    return output
+
+
+@pytest.fixture
+def copied(stopped, tmp_path):
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+@pytest.fixture
+def fails(command):
+    """Call train_net.py, which must end with one sentence: → that sentence."""
+    def found(words):
+        code, _, stderr = command(train_net.main, *words)
+        said = stderr.strip().splitlines()[-1]
+        assert code == 2 and said.startswith(ONE_LINE) and said.endswith(".") and "Traceback" not in stderr
+        return said
+
+    return found
+
+
+PLACES = {
+    "in a step": (Loop, "_train_step", 9, kill, EVERY_STEP),
+    "in the first step after a save between epochs": (Loop, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
+    "in a step, with two loading processes": (Loop, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
+    "in an evaluation": (engine.train, "evaluate", 2, kill, EVERY_STEP),
+    "between evaluation and saving": (Loop, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
+    "asked to end in an evaluation": (engine.train, "evaluate", 2, terminate, ()),
+    "before anything was saved": (Loop, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_root, tmp_path, place):
+    owner, name, number, act, more = PLACES[place]
+    words = words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
+    with at(owner, name, number, act):
+        assert call(words) == (130 if act is kill else 0)
+    assert call(words) == 0
+    assert_same(reference, tmp_path / "run")
+    assert not (tmp_path / "run" / "last.previous.pth").exists()
+
+
+@pytest.mark.parametrize("place", [(Loop, "_train_step", 5, kill), (engine.seps, "evaluate", 2, terminate)],
+                         ids=["in a step", "asked to end in an evaluation"])
+def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
+    words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
+    assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0
+    with at(*place):
+        assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == (130 if place[-1] is kill else 0)
+    assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
+    assert_same(tmp_path / "reference", tmp_path / "run")
+
+
+def test_sigterm_finishes_the_step_and_saves(stopped):
+    last = torch.load(stopped / "last.pth", weights_only=True)
+    assert (last["epoch"], last["step"]) == (1, 8 - steps_of_the_first_epoch(stopped))
+    assert json.loads((stopped / "run.json").read_text())["status"] == "stopped"
+    assert "stopped by SIGTERM" in (stopped / "log.txt").read_text() and (stopped / "last.previous.pth").exists()
+
+
+def steps_of_the_first_epoch(folder):
+    """By what last.pth tells of the second: 8 steps were taken in all."""
+    last = torch.load(folder / "last.pth", weights_only=True)
+    assert last["meter"]["seen"] == 8 * last["step"]  # batches of 8
+    return 8 - last["step"]
+
+
+def test_what_is_written_goes_on_too(copied, reference, tiny_root):
+    """log.txt, run.json and TensorBoard, where the killed run was ahead of its checkpoint."""
+    with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
+        board.add_scalar("train/loss", 99.0, 2)
+    before = (copied / "log.txt").read_text()
+    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
+    assert_same(reference, copied)
+    log = (copied / "log.txt").read_text()
+    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):]
+    run = json.loads((copied / "run.json").read_text())
+    assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
+    (entry,) = run["resumptions"]
+    assert (entry["epoch"], entry["checkpoint"]) == (1, "last.pth") and entry["step"] > 0 and "RESUME" in entry["command"]
+    board = EventAccumulator(str(copied))
+    board.Reload()
+    points = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert points == [(record["epoch"], pytest.approx(record["loss"], rel=1e-5)) for record in records_of(copied)]
+
+
+@pytest.mark.parametrize("resume", ["yes", "auto"])
+def test_nothing_is_left_to_do(reference, tiny_root, command, resume):
+    before = contents(reference)
+    code, stdout, _ = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", reference, "RESUME", resume))
+    assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
+
+
+def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
+    output = shutil.copytree(reference, tmp_path / "run")
+    assert call(words_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
+    records = records_of(output)
+    assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert "WARNING SOLVER.MAX_EPOCHS is 4 and was 3" in (output / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("words", "opts", "parts"), [
+    ([], ("RESUME", "yes"), ["holds no run to continue"]),
+    (["--overwrite"], AUTO, ["--overwrite", "RESUME auto", "leave one of them out"]),
+    ([], ("RESUME", "maybe"), ["RESUME", "'auto'"]),
+])
+def test_what_cannot_be_continued(fails, tiny_root, tmp_path, words, opts, parts):
+    said = fails([*words, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts)])
+    assert all(part in said for part in parts) and not (tmp_path / "run").exists()
+
+
+def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
+    (tmp_path / "best.pth").write_text("of somebody else")
+    assert "already holds a run (best.pth)" in fails(words_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO))
+    assert contents(tmp_path) == {"best.pth": b"of somebody else"}
+
+
+@pytest.mark.parametrize(("key", "value", "parts"), [
+    ("SOLVER.BASE_LR", "0.5", ["SOLVER.BASE_LR is 0.5", "begun with 0.00"]),
+    ("SOLVER.SEED", "7", ["SOLVER.SEED is 7", "begun with 1111"]),
+    ("MODEL.SDTPS_USE_GUMBEL", "False", ["MODEL.SDTPS_GUMBEL_SELECT is False", "begun with True", "1 more keys differ"]),
+])
+def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, parts):
+    before = contents(copied)
+    more = ("MODEL.SDTPS_GUMBEL_SELECT", "False") if "GUMBEL" in key else ()
+    said = fails(words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, key, value, *more))
+    assert all(part in said for part in parts) and contents(copied) == before
+
+
+def test_harmless_keys_exist():
+    assert set(HARMLESS) < DEMO_SCHEMA.by_name.keys()
+
+
+def test_other_data_are_refused(fails, copied, own_root, tiny_root, tmp_path, reference):
+    moved = tmp_path / "moved"
+    own_root.rename(moved)
+    folder = moved / "RGBNT201" / "train_171"
+    lost = sorted(path.name for path in (folder / "RGB").iterdir())[0]
+    twin = shutil.copytree(copied, tmp_path / "twin")
+    assert call(words_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0  # the same data elsewhere
+    assert_same(reference, twin)
+    for modality in ("RGB", "NI", "TI"):
+        (folder / modality / lost).rename(folder / modality / f"{lost[:-4]}9.jpg")
+    assert "are not those that" in fails(words_for(moved, "OUTPUT_DIR", copied, *AUTO))
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def flip_a_bit(path):
+    """In the middle of the weights, where torch would not notice."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+DAMAGES = {
+    "cut short": (cut_short, "cannot be read as a checkpoint"),
+    "a flipped bit": (flip_a_bit, "is damaged (the checksum of its part"),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), "cannot be read as a checkpoint"),
+    "a text": (lambda path: path.write_text("epoch 7"), "cannot be read as a checkpoint"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read as a checkpoint"),
+    "weights alone": (lambda path: torch.save({"model": {}}, path), "holds no state to continue from (no 'epoch' in it)"),
+    "one tensor": (lambda path: torch.save(torch.ones(3), path), "holds no state to continue from"),
+    "an object": (lambda path: torch.save(Loop, path), "cannot be read as a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, tiny_root, kind):
+    damage, reason = DAMAGES[kind]
+    damage(copied / "last.pth")
+    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    with at(Loop, "_train_step", 1, kill):
+        assert call(words) == 130
+    log = (copied / "log.txt").read_text()
+    assert f"WARNING {copied / 'last.pth'} {reason}" in log
+    assert f"goes on from the checkpoint before it, {copied / 'last.previous.pth'}" in log
+
+    damage(copied / "last.previous.pth")
+    said = fails(words)
+    assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
+
+
+@pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])
+def test_the_checkpoint_before_leads_to_the_same_end(copied, reference, tiny_root, lose):
+    lose(copied / "last.pth")
+    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 0
+    assert_same(reference, copied)
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny_root):
+    """A write that really fails: no file may become larger than half a megabyte."""
+    before = contents(copied)
+    limit = 500_000
+    assert len(before["last.pth"]) > 2 * limit
+    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, *EVERY_STEP)
+    done = subprocess.run([sys.executable, "train_net.py", *map(str, words)], cwd=ROOT, capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert said.startswith(f"{ONE_LINE}The output {copied / 'last.pth'} cannot be written (File too large); free some space")
+    after = contents(copied)
+    assert all(after[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
+    assert not [name for name in after if name.endswith(".part")]
+    assert json.loads(after["run.json"])["status"] == "failed"
+    assert call(words) == 0  # with room again
+    assert_same(reference, copied)

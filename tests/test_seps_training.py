@@ -1,0 +1,294 @@
+"""SEPS from start to end: its commands on the tiny shapes, what they leave, and what users get wrong."""
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from commands import CONFIG as DEMO_CONFIG
+from commands import ONE_LINE, contents, processes, records_of, weights_file
+from seps_tiny import CAPTIONS, SIZES, cfg_for, test_seps, train, words_for
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import engine.seps
+import train_seps
+from config import load_cfg
+from config.seps_schema import SEPS_SCHEMA
+from engine.retrieval import five_fold
+from engine.seps import make_losses, make_optimizer, rate_factor, set_rates
+from engine.seps_evaluate import evaluate, similarities
+from engine.seps_load import load_seps_and_data
+from modeling.seps.model import make_seps
+
+FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
+COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]
+STILL = ("SOLVER.BASE_LR", "1e-20")
+"""The model stays as it starts."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def trained(shapes_root, tmp_path_factory):
+    """A run of three epochs → its folder."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield train(shapes_root, tmp_path_factory.mktemp("seps") / "run")
+    torch.set_num_threads(threads)
+
+
+def saved(folder, name="last.pth"):
+    return torch.load(folder / name, weights_only=True)
+
+
+# A run
+
+def test_a_run_leaves_its_files(trained, shapes_root):
+    left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
+    assert left == FILES
+    assert load_cfg(trained / "config.yml", (), SEPS_SCHEMA) == cfg_for(shapes_root, "OUTPUT_DIR", trained)
+    run = json.loads((trained / "run.json").read_text())
+    assert run["status"] == "finished" and run["seed"] == 1111 and run["versions"]["transformers"]
+    log = (trained / "log.txt").read_text()
+    assert f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} pictures to train" in log and "with long captions" in log
+    assert "RANDOM" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log and "i2t R@1" in log
+
+
+def test_records(trained):
+    records = records_of(trained)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
+    for record in records:
+        assert record["loss"] == pytest.approx(record["align"] + 2 * record["ratio"], rel=1e-5)
+        assert list(record["dev"]) == COLUMNS and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
+        assert ("test" in record) == (record["epoch"] == 3)
+    assert list(records[-1]["test"]) == COLUMNS
+
+
+def test_tensorboard_tells_what_the_records_tell(trained):
+    board = EventAccumulator(str(trained))
+    board.Reload()
+    for record in records_of(trained):
+        scalars = {f"train/{name}": record[name] for name in ("loss", "align", "ratio", "lr")}
+        scalars |= {f"{split}/{name}": record[split][name] for split in ("dev", "test") if split in record for name in COLUMNS}
+        for name, value in scalars.items():
+            assert {event.step: event.value for event in board.Scalars(name)}[record["epoch"]] == pytest.approx(value)
+
+
+def test_checkpoints(trained, shapes_root):
+    scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(trained)}
+    assert saved(trained, "best.pth")["epoch"] == max(scores, key=scores.get)
+    last = saved(trained)
+    assert last["epoch"] == 3 and last["dataset"] == "shapes" and last["optimizers"][0]["state"]
+    assert last["config"] == (trained / "config.yml").read_text()
+    make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
+
+
+def test_the_same_seed_gives_the_same_numbers(trained, shapes_root, tmp_path):
+    again = train(shapes_root, tmp_path / "again")
+    assert (again / "metrics.json").read_bytes() == (trained / "metrics.json").read_bytes()
+    model = saved(again)["model"]
+    assert all(torch.equal(tensor, model[name]) for name, tensor in saved(trained)["model"].items())
+    other = train(shapes_root, tmp_path / "other", "SOLVER.SEED", "2", "SOLVER.MAX_EPOCHS", "1")
+    assert records_of(other)[0]["loss"] != records_of(trained)[0]["loss"]
+
+
+def test_the_loss_falls(shapes_root, tmp_path):
+    output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "12", "SOLVER.EVAL_PERIOD", "12",
+                   "SOLVER.STEPS", "(99,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "12", "SOLVER.BASE_LR", "0.002")
+    losses = [record["align"] for record in records_of(output)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert [record["epoch"] for record in records_of(output) if "dev" in record] == [12]
+
+
+def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
+    output = train(shapes_root, tmp_path / "run", *STILL, "SOLVER.MAX_EPOCHS", "4", "SOLVER.ALL_NEGATIVES_EPOCHS", "2")
+    first, second, third, fourth = (record["align"] for record in records_of(output))
+    # Sums over up to 7 negatives of each of 8 pictures and captions, then over one.
+    assert min(first, second) > 3 * max(third, fourth) and third > 0
+    none = train(shapes_root, tmp_path / "none", *STILL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.ALL_NEGATIVES_EPOCHS", "0")
+    assert records_of(none)[0]["align"] < first / 3
+
+
+@pytest.mark.parametrize("precision", ["off", "fp16"])
+def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch, precision):
+    def norms_with(clip):
+        norms = []
+
+        def spied(cfg, model):
+            optimizer = make_optimizer(cfg, model)
+            optimizer.register_step_pre_hook(lambda *_: norms.append(float(torch.nn.utils.get_total_norm(
+                [parameter.grad for parameter in model.parameters() if parameter.grad is not None]))))
+            return optimizer
+
+        monkeypatch.setattr(engine.seps, "make_optimizer", spied)
+        train(shapes_root, tmp_path / clip, "SOLVER.GRAD_CLIP", clip, "SOLVER.AMP", precision, "SOLVER.EVAL_PERIOD", "3")
+        # float16 begins with a scale that is too large, and leaves out steps until it is not.
+        return [norm for norm in norms if math.isfinite(norm)]
+
+    free, clipped = norms_with("1e9"), norms_with("0.5")
+    assert len(free) == len(clipped) == 9 if precision == "off" else min(len(free), len(clipped)) > 2
+    assert min(free) > 1 and clipped == pytest.approx([0.5] * len(clipped), rel=1e-3)
+
+
+def test_learning_rates_follow_the_originals_steps(shapes_root):
+    cfg = load_cfg(None, ("SOLVER.TOWER_LR_FACTOR", "0.1"), SEPS_SCHEMA)
+    found = {epoch: rate_factor(cfg, epoch) for epoch in range(1, 31)}
+    expected = {1: 1, 9: 1, 10: 0.3, 15: 0.3, 16: 0.09, 20: 0.09, 21: 0.027, 25: 0.027, 26: 0.0081, 30: 0.0081}
+    assert {epoch: found[epoch] for epoch in expected} == pytest.approx(expected)
+
+    model = make_seps(cfg_for(shapes_root), pretrained=False)[0]
+    optimizer = make_optimizer(cfg, model)
+    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
+    towers = sum(parameter.numel() for tower in (model.image_tower.tower, model.text_tower.tower)
+                 for parameter in tower.parameters())
+    assert sorted(sizes) == sorted([towers, sum(parameter.numel() for parameter in model.parameters()) - towers])
+    for epoch in (1, 10, 10, 26):
+        set_rates(cfg, optimizer, epoch)
+        rates = {group["lr"] for group in optimizer.param_groups}
+        assert sorted(rates) == pytest.approx([2e-5 * found[epoch], 2e-4 * found[epoch]])
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.01}
+
+
+def test_the_loss_is_configured():
+    cfg = load_cfg(None, ("SOLVER.MARGIN", "0.3", "SOLVER.RATIO_WEIGHT", "5", "SOLVER.TARGET_RATIO", "0.25",
+                          "SOLVER.LAMBDA_SPARSE", "2", "SOLVER.LAMBDA_DENSE", "3"), SEPS_SCHEMA)
+    total, align, ratio = make_losses(cfg)(torch.zeros(2, 2), (torch.ones(2), torch.full((2,), 0.5)))
+    assert float(align) == pytest.approx(4 * 0.3)
+    assert float(ratio) == pytest.approx(2 * 0.75 ** 2 + 3 * 0.25 ** 2)
+    assert float(total) == pytest.approx(float(align + 5 * ratio))
+
+
+@pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
+                                  ("MODEL.SDTPS_USE_GUMBEL", "True"), ("SOLVER.AMP", "bf16")], ids=" ".join)
+def test_other_runs(shapes_root, tmp_path, opts):
+    output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
+    assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
+
+
+# Evaluation
+
+@pytest.mark.parametrize(("split", "more"), [("test", []), ("test", ["TEST.IMS_PER_BATCH", "16"]), ("dev", [])])
+def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, split, more):
+    code, stdout, stderr = command(test_seps.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
+                                   "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
+    assert code == 0, stderr
+    expected = records_of(trained)[-1][split]
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert written[split] == pytest.approx(expected) and list(written) == ["caption", split]
+    said = stdout.splitlines()
+    assert said[0] == written["caption"] and f"{SIZES[split]} pictures, {CAPTIONS * SIZES[split]} captions" in said[0]
+    assert said[2].split() == [split, *(f"{expected[column]:.1f}" for column in COLUMNS)]
+
+
+def test_folds_search_parts(trained, shapes_root):
+    opts = ("TEST.WEIGHT", trained / "last.pth")
+    model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
+    _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
+    found = similarities(model, whole)
+    assert found.shape == (8, 16) and evaluate(model, parts) == five_fold(found, whole.image_of, 2)
+    assert torch.allclose(similarities(model, parts)[:4, :8], found[:4, :8], atol=1e-6)
+
+
+def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
+    """Each picture with each caption alone, without blocks and padding of others."""
+    model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
+    found = similarities(model, data)
+    pictures = [image for images in data.loader for image in images[1]]
+    assert not model.training
+    with torch.no_grad():
+        for picture, caption in ((0, 0), (3, 11), (7, 2)):
+            long = data.long_captions[data.image_of[caption]]
+            alone = model(pictures[picture][None], torch.tensor([data.captions[caption]]),
+                          torch.tensor([len(data.captions[caption])]), torch.tensor([long]), torch.tensor([len(long)]))
+            assert float(alone) == pytest.approx(float(found[picture, caption]), abs=1e-5)
+
+
+# Mistakes
+
+@pytest.fixture
+def fails(command, monkeypatch, tmp_path):
+    """Call a command that must end with one line on stderr and leave nothing behind: → that line."""
+    output = tmp_path / "output"
+
+    def call(main, *words):
+        (tmp_path / "cwd").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "cwd")
+        code, stdout, stderr = command(main, *words, *([] if "OUTPUT_DIR" in words else ["OUTPUT_DIR", output]))
+        assert code == 2 and not stdout, stderr
+        said = stderr.replace("\r", "\n").strip().splitlines()[-1]
+        assert said.startswith(ONE_LINE) and said.endswith(".") and "Traceback" not in stderr
+        assert not list((tmp_path / "cwd").iterdir()) and not output.exists()
+        return said
+
+    return call
+
+
+@pytest.mark.parametrize(("opts", "parts"), [
+    (["MODEL.SDTPS_SPARS_RATIO", "0.5"], ["Unknown key", "MODEL.SDTPS_SPARSE_RATIO"]),
+    (["MODEL.HDM", "True"], ["Unknown key 'MODEL.HDM'"]),
+    (["DATASETS.NAMES", "f30k"], ["The data set f30k is not at"]),
+    (["MODEL.TEXT_TOWER", "/no/such/bert"], ["MODEL.TEXT_TOWER /no/such/bert is no folder"]),
+    (["MODEL.PRETRAIN_PATH_T", "/no/weights.pth", "MODEL.PATCH_SIZE", "0"], ["MODEL.PRETRAIN_PATH_T /no/weights.pth"]),
+    (["SOLVER.IMS_PER_BATCH", "25"], ["24 captions", "lower SOLVER.IMS_PER_BATCH"]),
+    (["INPUT.SIZE", "[32,64]"], ["INPUT.SIZE", "square"]),
+    (["INPUT.MAX_LONG_WORDS", "9999"], ["INPUT.MAX_LONG_WORDS is 9999", "lower it"]),
+    (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 pictures"]),
+    (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+def test_mistakes_before_a_training(fails, shapes_root, opts, parts):
+    said = fails(train_seps.main, *words_for(shapes_root, *opts))
+    assert all(part in said for part in parts)
+
+
+def test_a_split_without_long_captions(fails, shapes_root, tmp_path):
+    root = shutil.copytree(shapes_root, tmp_path / "own")
+    (root / "shapes" / "dev_dense.jsonl").unlink()
+    assert "no long captions for its split dev" in fails(train_seps.main, *words_for(root))
+
+
+def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_path, command):
+    output = shutil.copytree(trained, tmp_path / "run")
+    before = contents(output)
+    words = words_for(shapes_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
+    code, _, stderr = command(train_seps.main, *words)
+    assert code == 2 and "--overwrite" in stderr and contents(output) == before
+    code, _, stderr = command(train_seps.main, "--overwrite", *words)
+    assert code == 0 and len(records_of(output)) == 1, stderr
+
+
+def test_a_loss_that_is_no_number(shapes_root, tmp_path, command):
+    words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+    code, _, stderr = command(train_seps.main, *words)
+    assert code == 2 and "error: The loss became nan in epoch" in stderr and "lower SOLVER.BASE_LR" in stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(("content", "part"), [(None, "do not exist"), (b"no weights", "cannot be read")])
+def test_files_that_hold_no_weights(fails, shapes_root, tmp_path, content, part):
+    if content:
+        (tmp_path / "x.pth").write_bytes(content)
+    assert part in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "x.pth"))
+
+
+def test_weights_of_other_models(fails, trained, shapes_root, tmp_path):
+    assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *words_for(shapes_root))
+    demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
+    assert "holds no weights of SEPS" in fails(test_seps.main, *words_for(shapes_root, "--weight", demo))
+    said = fails(test_seps.main, *words_for(shapes_root, "--weight", trained / "last.pth", "MODEL.PAPER_VERSION", "False"))
+    assert "do not fit" in said and "network.aggr_net" in said
+
+
+def test_weights_that_are_not_finite(fails, trained, shapes_root, tmp_path):
+    content = saved(trained)
+    content["model"]["image_tower.projection.bias"].fill_(torch.nan)
+    torch.save(content, tmp_path / "nan.pth")
+    assert "are not finite" in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "nan.pth"))
+
+
+@pytest.mark.slow
+def test_both_commands_in_processes_of_their_own(shapes_root, tmp_path):
+    words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "2")
+    processes(tmp_path, ["train_seps.py", *words])
+    done, = processes(tmp_path, ["test_seps.py", *words, "--weight", tmp_path / "run" / "last.pth"])
+    assert f"{records_of(tmp_path / 'run')[-1]['test']['rSum']:.1f}" in done.stdout

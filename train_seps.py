@@ -1,0 +1,53 @@
+"""Train SEPS, image-text matching: python train_seps.py --config_file configs/SEPS/flickr30k.yml [KEY VALUE …]"""
+import logging
+
+from config.cli import config_parser, parse, run
+from config.seps_schema import SEPS_SCHEMA
+from datasets.captions import train_loader
+from engine.distributed import check_single
+from engine.resume import find_run
+from engine.run import run_folder
+from engine.runtime import choose_device, set_seed
+from engine.seps import train
+from engine.seps_evaluate import doubts, make_retrieval_data, read_splits
+from modeling.seps.model import make_seps
+from modeling.seps.towers import load_tokenizer
+
+logger = logging.getLogger("train_seps")
+
+
+def main() -> None:
+    parser = config_parser(
+        "Train SEPS on pictures with captions and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, "
+        "commit, versions), metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
+        "example: python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    arguments, cfg = parse(parser)
+
+    check_single("train_seps.py")
+    device = choose_device(cfg)
+    resumed = find_run(cfg, arguments.overwrite)
+    if resumed and resumed.is_finished(cfg):
+        print(resumed.all_done)
+        return
+    splits = read_splits(cfg)
+    tokenizer = load_tokenizer(cfg)
+    set_seed(cfg.SOLVER.SEED)
+    model, report = make_seps(cfg)
+    loader = train_loader(cfg, splits["train"], tokenizer)
+    dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
+    test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+
+    # Only now, with the input checked, is anything written or replaced.
+    with run_folder(cfg, device, resumed) as output:
+        sizes = (f"{len(split.captions)} captions of {len(split.paths)} pictures to {name}" for name, split in splits.items())
+        logger.info("%s: %s, %s long captions", cfg.DATASETS.NAMES, ", ".join(sizes),
+                    "with" if splits["train"].long_captions else "without")
+        for doubt in doubts(splits):
+            logger.warning(doubt)
+        logger.info(report)
+        train(cfg, model.to(device), loader, dev, test, output, resumed)
+
+
+if __name__ == "__main__":
+    run(main)
