@@ -20,7 +20,7 @@ HARMLESS = (
     "DATASETS.ROOT_DIR",  # where the data are; that they are the same ones is looked at besides
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how they are read
     "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is told and kept on the way
-    "MODEL.DEVICE_ID",  # which of equal GPUs
+    "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and that there are several
 )
 """Keys that no number of a run depends on: they may change when it goes on."""
 LENGTH = "SOLVER.MAX_EPOCHS"

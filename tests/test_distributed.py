@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT, SMALL
+from commands import ROOT, SMALL, records_of
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 STILL = ("MODEL.DROP_PATH", "0.0")
@@ -46,4 +46,80 @@ def test_what_the_processes_tell_each_other(stepped):
         assert torch.equal(found["rows"], torch.arange(5.0).unsqueeze(1))
         assert found["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
+    assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
+
+
+RUN = ("SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_UNTRAINED", "True", *STILL)
+
+
+def words(root, output, *more):
+    return ("--config_file", CONFIGS / "DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, "OUTPUT_DIR", output, *SMALL, *RUN, *more)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_root, tmp_path_factory):
+    """The folders of a run by one process and of the same by two."""
+    folder = tmp_path_factory.mktemp("trained")
+    for count, more in ((1, ()), (2, ("MODEL.DIST_TRAIN", "True"))):
+        done = torchrun("train_net.py", *words(tiny_root, folder / str(count), *more), processes=count)
+        assert done.returncode == 0, done.stderr
+    return folder / "1", folder / "2"
+
+
+def test_two_processes_train_like_one(trained):
+    alone, shared = (records_of(folder) for folder in trained)
+    assert [record["epoch"] for record in shared] == [0, 1, 2]
+    for one, two in zip(alone[1:], shared[1:], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["accuracy"] == pytest.approx(one["accuracy"])
+    for one, two in zip(alone, shared, strict=True):
+        for pattern, measures in one["patterns"].items():
+            assert two["patterns"][pattern]["mAP"] == pytest.approx(measures["mAP"], rel=1e-3)
+
+
+def test_one_process_writes(trained):
+    alone, shared = trained
+    assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
+    assert len(list(shared.glob("events.*"))) == 1
+    log = (shared / "log.txt").read_text()
+    assert log.count("epoch 2: loss") == 1 and log.count("the run is in") == 1
+
+
+def test_a_run_of_two_processes_goes_on(trained, tiny_root):
+    output = trained[1]
+    before = records_of(output)
+    done = torchrun("train_net.py", *words(tiny_root, output, "RESUME", "auto", "SOLVER.MAX_EPOCHS", "3"))
+    assert done.returncode == 0, done.stderr
+    assert records_of(output)[:3] == before and records_of(output)[3]["epoch"] == 3
+
+
+def test_an_error_of_one_process_ends_all(own_root, tmp_path):
+    """The picture is in one process's share only: its sentence is told, and the other does not wait for it."""
+    sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
+    more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
+    done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
+    assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
+    assert "Traceback" not in done.stderr.split("torch.distributed.elastic")[0]
+
+
+def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):
+    import train_net
+    import train_seps
+
+    code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
+    assert code == 2 and "torchrun --nproc_per_node" in stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "3")
+        code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run"))
+        assert code == 2 and "3 processes cannot share equally" in stderr
+        code, _, stderr = command(train_seps.main, "--config_file", ROOT / "configs" / "SEPS" / "shapes.yml")
+        assert code == 2 and "runs in one" in stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_old_flag_is_understood(tiny_root, tmp_path, command):
+    import train_net
+
+    code, _, stderr = command(train_net.main, "--local_rank=0", *words(tiny_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "0"))
+    assert code == 2 and "MAX_EPOCHS" in stderr and "local_rank" not in stderr

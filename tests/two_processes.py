@@ -47,8 +47,9 @@ def steps(cfg) -> dict:
     rows = torch.arange(5.0).unsqueeze(1)
     return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
             "rows": distributed.gathered_rows(torch.stack(distributed.share(rows)), len(rows)),
-            "from main": distributed.from_main(f"of {distributed.rank()}"),
-            "anywhere": [distributed.anywhere(distributed.rank() == place) for place in range(3)]}
+            "from main": distributed.from_main(lambda: f"of {distributed.rank()}"),
+            "anywhere": distributed.anywhere(*(distributed.rank() == place for place in range(3))),
+            "of all": distributed.of_all(distributed.rank())}
 
 
 if __name__ == "__main__":
