@@ -10,7 +10,7 @@ setup(
     description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
     license="MIT",
     python_requires=">=3.10",
-    packages=["config", "datasets", "engine", "modeling"],
+    packages=["config", "datasets", "engine", "modeling", "modeling.seps"],
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",

@@ -13,6 +13,8 @@ from config.files import written_whole
 from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
+MOST_CAMERAS = 10_000
+"""More are no number of cameras, but a damaged file's."""
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
 
@@ -72,9 +74,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
                         f"{_first(sorted(weights))}); give a checkpoint that train_net.py wrote, or one of DeMo.")
     if CAMERAS in weights and weights[CAMERAS].ndim:
         cameras = len(weights[CAMERAS])
-    elif not isinstance(cameras, int):
+    elif not isinstance(cameras, int) or not 0 < cameras <= MOST_CAMERAS:
         cameras = 1
-    return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"), has_demo_names)
+    dataset = content.get("dataset")
+    return Checkpoint(path, weights, classes[0], cameras, dataset if isinstance(dataset, str) else None, has_demo_names)
 
 
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:

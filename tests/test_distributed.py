@@ -1,7 +1,10 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +15,14 @@ STILL = ("MODEL.DROP_PATH", "0.0")
 """Without what every process draws for itself."""
 
 
-def torchrun(script, *words, processes=2, cwd=None):
+def torchrun(script, *words, processes=2):
     """Run a script of the project's in so many processes: → the completed process."""
-    return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
-                           str(ROOT / script), *map(str, words)], cwd=cwd, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    return subprocess.run(command_of(script, *words, processes=processes), capture_output=True, text=True, timeout=300)
+
+
+def command_of(script, *words, processes=2):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
+            str(ROOT / script), *map(str, words)]
 
 
 @pytest.fixture(scope="module", params=["DeMo", "DeMo_SDTPS"])
@@ -123,3 +129,27 @@ def test_the_old_flag_is_understood(tiny_root, tmp_path, command):
 
     code, _, stderr = command(train_net.main, "--local_rank=0", *words(tiny_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "0"))
     assert code == 2 and "MAX_EPOCHS" in stderr and "local_rank" not in stderr
+
+
+def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
+    """One that is killed says nothing; the other, which waits for it in an exchange, is ended within a minute."""
+    output = tmp_path / "run"
+    starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000")),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               text=True)
+    try:
+        workers = []
+        while len(workers) < 2 or not (output / "metrics.json").exists():
+            assert starter.poll() is None, starter.stderr.read()
+            time.sleep(0.2)
+            workers = children_of(starter.pid)
+        os.kill(workers[-1], signal.SIGKILL)
+        assert starter.wait(60) == 1
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        starter.kill()
+        starter.stderr.close()
+
+
+def children_of(process):
+    return [int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()]

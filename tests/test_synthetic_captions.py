@@ -184,7 +184,7 @@ def test_the_tower_loads_and_knows_every_word(made, scenes):
             tokens = tokenizer(text)["input_ids"]
             assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", *text.split(), "[SEP]"] and len(tokens) < 128
     with torch.no_grad():
-        assert tower(torch.tensor([tokens])).last_hidden_state.shape == (1, len(tokens), 128)
+        assert tower(torch.tensor([tokens])).last_hidden_state.shape == (1, len(tokens), 64)
 
 
 def test_same_arguments_same_bytes(made, tmp_path):

@@ -1,6 +1,6 @@
 """Write a synthetic image-text data set: pictures of coloured shapes, captions, long captions, and a tiny text tower.
 
-    python tools/make_synthetic_captions.py --root data/synthetic
+    python tools/make_synthetic_captions.py --root data
 """
 import argparse
 import json
@@ -31,8 +31,8 @@ SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}
 """Each split and the argument that says how many images it has."""
 MOST_CAPTIONS = 20  # a scene of two shapes has not many more sentences to it
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
-        "max_position_embeddings": 128}
+BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+        "max_position_embeddings": 128, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     check(options)
     target = options.root / FOLDER
     # Everything that decides what is in the files, and nothing else.
-    recipe = {"version": VERSION, "arguments": {name: getattr(options, name) for name in (
+    recipe = {"version": VERSION, "tower": BERT, "arguments": {name: getattr(options, name) for name in (
         *SPLITS.values(), "captions", "size", "seed")}}
     if is_up_to_date(target, recipe):
         print(f"{target} is up to date: it was made with these arguments, nothing was written.")
@@ -134,8 +134,8 @@ def write_tower(folder: Path, seed: int) -> None:
         from safetensors.torch import save_file
         from transformers import AutoTokenizer, BertConfig, BertModel
     except ImportError:
-        raise UserError("The text tower needs the package transformers, which is missing; install it: pip install "
-                        "'transformers>=4.48'.") from None
+        raise UserError("The text tower needs the package transformers, which is not installed; pip install '.[seps]'."
+                        ) from None
     folder.mkdir()
     words = (*SPECIAL, *VOCABULARY)
     write_text(folder / "vocab.txt", "\n".join(words))

@@ -19,12 +19,15 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """What each token weighs in each mean, sparse and dense: (B, S, C) → two (B, N_c, S)."""
-        return [weight(tokens).transpose(1, 2) * self.scale for weight in (self.weight_sparse, self.weight_dense)]
+        return [self._logits(weight, tokens) for weight in (self.weight_sparse, self.weight_dense)]
 
     def forward(self, sparse: torch.Tensor, sparse_decision: torch.Tensor, dense: torch.Tensor | None = None,
                 dense_decision: torch.Tensor | None = None) -> torch.Tensor:
         """Tokens (B, S, C) and decisions (B, S) of the sparse and, where there is one, the dense caption → (B, N_c, C)."""
-        merged = aggregate(sparse, self.weight_sparse(sparse).transpose(1, 2) * self.scale, sparse_decision)
+        merged = aggregate(sparse, self._logits(self.weight_sparse, sparse), sparse_decision)
         if dense is None:
             return merged
-        return merged + aggregate(dense, self.weight_dense(dense).transpose(1, 2) * self.scale, dense_decision)
+        return merged + aggregate(dense, self._logits(self.weight_dense, dense), dense_decision)
+
+    def _logits(self, weight: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        return weight(tokens).transpose(1, 2) * self.scale

@@ -16,7 +16,14 @@ class ContrastiveLoss(nn.Module):
         self.margin, self.max_violation = margin, max_violation
 
     def forward(self, scores: torch.Tensor, img_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Similarities (B, B) of images and captions → the sum over the batch; pairs of equal img_ids (B,) do not count."""
+        """Similarities (B, B) of images and captions → the sum over the batch; pairs of equal img_ids (B,) do not count.
+
+        Raises `ValueError` for other shapes.
+        """
+        count = len(scores)
+        if scores.shape != (count, count) or (img_ids is not None and img_ids.shape != (count,)):
+            ids = "" if img_ids is None else f" and img_ids {tuple(img_ids.shape)}"
+            raise ValueError(f"scores {tuple(scores.shape)}{ids} must be (B, B) and (B,): every image with its own caption.")
         matching = scores.diagonal()
         same = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         if img_ids is not None:
@@ -31,8 +38,8 @@ class ContrastiveLoss(nn.Module):
 class RatioLoss(nn.Module):
     """Squared distance of the share of kept patches from a target.
 
-    With a fixed number of kept patches that share is a constant: the loss steers nothing unless the masks carry the
-    gradient of a soft choice (Gumbel).
+    With a fixed number of kept patches that share is a constant, and the loss steers nothing: not with Gumbel's masks
+    either, whose gradient is that of a softmax, which sums to 1 whatever the scores are.
     """
 
     def __init__(self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0):

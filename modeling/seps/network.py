@@ -1,6 +1,7 @@
 """Similarities of images and captions by patches that every caption selects for itself (spec 12)."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +29,7 @@ MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 GPU much, which keeps it busy."""
 
 BLOCK = 4096
-"""Pairs that are scored and selected together, which takes a hundredth of that."""
+"""Pairs that are scored and selected together, each of which takes a small part of the memory of one that is merged."""
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -36,8 +37,8 @@ class CrossSparseAggrNet(nn.Module):
 
     `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, merges
     what the sparse and the long ("dense") caption select (`use_dual_aggr`) and matches it with the sparse caption; the open
-    version scores by raw cosines, and adds up the matches of sparse and long caption. `chunk` pairs are compared at once,
-    by default as many as suit the device.
+    version scores by raw cosines, and adds up the matches of sparse and long caption. The attribute
+    `chunk` is how many pairs are merged at once, by default (None) as many as suit the device.
 
     Raises `ValueError` for ratios, a temperature or a beta that make no sense.
     """
@@ -46,9 +47,13 @@ class CrossSparseAggrNet(nn.Module):
                  use_paper_version: bool = False, top_k: int = 5, use_gumbel_softmax: bool = False, gumbel_tau: float = 1.0,
                  use_dual_aggr: bool = True, beta: float = 0.25):
         super().__init__()
-        if gumbel_tau <= 0:
-            raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
+        for name, value, least, most in (("gumbel_tau", gumbel_tau, 1e-6, math.inf), ("beta", beta, 0, 0.5),
+                                         ("top_k", top_k, 1, math.inf), ("embed_size", embed_size, 5, math.inf)):
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}, but it must be " + (f"in [{least}, {most}]." if most < math.inf else
+                                                                         f"{least} or greater."))
         out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
+        self.embed_size = embed_size
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
@@ -78,6 +83,10 @@ class CrossSparseAggrNet(nn.Module):
         long = None if long_cap_embs is None else as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
         if long and len(long.words) != len(caption.words):
             raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
+        widths = {tokens.shape[-1] for tokens in (img_embs, cap_embs, long_cap_embs) if tokens is not None}
+        if widths != {self.embed_size}:
+            raise ValueError(f"The tokens of images and captions are {' and '.join(map(str, sorted(widths)))} wide, but this "
+                             f"network was made for {self.embed_size}.")
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)

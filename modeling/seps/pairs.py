@@ -46,9 +46,9 @@ class Images(NamedTuple):
 def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
     """Captions (T, L, C) with their lengths, checked; what lies beyond a length is not read. Raises `ValueError`."""
     lengths = torch.as_tensor(lengths, device=words.device)
-    if words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
+    if lengths.is_floating_point() or words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
         raise ValueError(f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
-                         f"{tuple(lengths.shape)} one length for each caption.")
+                         f"{tuple(lengths.shape)} one whole number for each caption.")
     if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
         raise ValueError(f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
                          f"word and these are padded to {words.shape[1]}.")

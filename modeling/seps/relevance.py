@@ -39,7 +39,7 @@ class HRPA(nn.Module):
     def forward(self, patch_features: torch.Tensor, word_features: torch.Tensor,
                 patch_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Image tokens (B_v, P, C), the words of one caption (L, C) or (B_v, L, C), 1 for tokens that count (B_v, P) →
-        (B_v, 1)."""
+        (B_v, 1). At least one token of an image must count; the others are no word's best and in neither list of bests."""
         return mask_xattn_one_text(patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k)
 
     def of_bests(self, found: Bests, words: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,8 @@ def relevance(found: Bests, words: torch.Tensor | None = None, tokens: torch.Ten
             # Of the best rather than of all: LeakyReLU keeps the order.
             best = F.leaky_relu(best, LEAK)
         else:
-            total = total + relevance_mlp(_largest(best, counts, top_k)).squeeze(-1)
+            largest = _largest(best, counts, top_k).to(relevance_mlp[0].weight.dtype)
+            total = total + relevance_mlp(largest).squeeze(-1)
         total = total + _mean(best, counts)
     return total
 

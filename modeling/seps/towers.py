@@ -154,14 +154,13 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple[nn.Module, str]:
     if not pretrained:
         return model_class(config, add_pooling_layer=False), ""
     try:
-        bert, loading = model_class.from_pretrained(name, config=config, add_pooling_layer=False, output_loading_info=True,
-                                                    dtype=torch.float32)
+        bert, loading = model_class.from_pretrained(name, config=config, add_pooling_layer=False, output_loading_info=True)
     except Exception as error:
         raise _unreadable(name, error) from None
     if missing := sorted(loading["missing_keys"]):
         raise UserError(f"MODEL.TEXT_TOWER {name} holds no whole BERT: {len(missing)} tensors are missing, the first "
                         f"{missing[0]}; give another folder or name.")
-    return bert, f"text tower {name}: {len(bert.state_dict())} tensors loaded"
+    return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
 def _bert_config(cfg: CfgNode) -> "BertConfig":
