@@ -12,8 +12,8 @@ setup(
     python_requires=">=3.10",
     packages=["config", "datasets", "engine", "modeling", "modeling.seps"],
     install_requires=[
-        "torch>=2.4",
-        "torchvision>=0.19",
+        "torch>=2.6",
+        "torchvision>=0.21",
         "timm>=1.0.9",
         "yacs>=0.1.8",
         "pyyaml>=6",

@@ -8,7 +8,7 @@ from config.cli import config_parser, parse, run
 from datasets import identity_labels, read_splits
 from datasets.loaders import train_loader
 from datasets.pictures import verify
-from engine.distributed import check_launch, is_main, processes, rank, share_of_batch
+from engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
 from engine.evaluate import doubts, make_test_data
 from engine.resume import find_run
 from engine.run import run_folder
@@ -38,8 +38,10 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Train, from the beginning or from where a run was, in this process and those beside it."""
     device = choose_device(cfg)
     resumed = find_run(cfg, overwrite)
+    check_agreement("what OUTPUT_DIR holds", resumed and resumed.place)
     if resumed and resumed.is_finished(cfg):
-        print(resumed.all_done)
+        if is_main():
+            print(resumed.all_done)
         return
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
@@ -52,8 +54,6 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
     loader.batch_sampler.share = share_of_batch
-    if not is_main():
-        set_seed(cfg.SOLVER.SEED + rank())  # the processes begin with one model, and draw for themselves afterwards
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 
     # Only now, with the input checked, is anything written or replaced.

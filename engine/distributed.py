@@ -21,6 +21,9 @@ from modeling.batch_norm import synchronise
 
 Item = TypeVar("Item")
 
+ENDED = ("closed by peer", "reset by peer", "Broken pipe", "NCCL")
+"""What an exchange with a process that has ended says."""
+
 LAUNCH = "torchrun --nproc_per_node=K train_net.py …"
 
 
@@ -44,6 +47,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
+def local_world() -> int:
+    """How many processes there are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 @contextmanager
 def processes() -> Iterator[None]:
     """Join the processes that torchrun started, if it did, and leave them at the end."""
@@ -54,13 +62,17 @@ def processes() -> Iterator[None]:
     if on_gpu:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     # torchrun gives every process one thread; the cores of a machine are shared out instead.
-    torch.set_num_threads(max(1, cpu_cores() // int(os.environ["LOCAL_WORLD_SIZE"])))
+    torch.set_num_threads(max(1, cpu_cores() // local_world()))
     # Features and decisions are gathered on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ENDED):
+            raise
+        raise UserError("Another process of this run has ended, which its own message tells the reason of.") from None
+    # Not after an error: it would wait for the others, and torchrun for it, before it ends them.
+    dist.destroy_process_group()
 
 
 def check_launch(cfg: CfgNode) -> None:
@@ -152,6 +164,13 @@ def anywhere(*are_so: bool) -> list[bool]:
     flags = torch.tensor(are_so, dtype=torch.uint8)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return flags.bool().tolist()
+
+
+def check_agreement(what: str, seen: object) -> None:
+    """Raise `UserError` where the processes do not all see the same, such as those of machines with files of their own."""
+    if any(other != seen for other in of_all(seen)):
+        raise UserError(f"The processes do not see the same: {what} differs between them; give them all the same files, on a "
+                        "file system that the machines share.")
 
 
 def wait_for_all() -> None:

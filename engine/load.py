@@ -6,6 +6,7 @@ from yacs.config import CfgNode
 from config import UserError
 from datasets import Sample, read_splits, reader_of
 from engine.checkpoint import load_weights, read_checkpoint
+from engine.distributed import check_single
 from engine.runtime import choose_device, compile_model, set_seed
 from modeling import DeMo, make_model
 
@@ -16,6 +17,7 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     The numbers of identities and cameras come from the checkpoint, so the training split is not needed. Raises
     `UserError` for weights or data that are missing or do not fit each other.
     """
+    check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
         raise UserError("No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as "
                         "runs/RGBNT201/DeMo_SDTPS/best.pth.")

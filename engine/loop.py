@@ -18,11 +18,11 @@ from yacs.config import CfgNode
 from config import UserError
 from config.progress import progress
 from engine.checkpoint import fill_model
-from engine.distributed import anywhere, is_main, of_all, rank, world
+from engine.distributed import anywhere, check_agreement, is_main, of_all, rank, world
 from engine.meter import Meter
 from engine.output import BEST, LAST, PREVIOUS, scalar_board, write_records
 from engine.resume import Resumed
-from engine.runtime import choose_precision
+from engine.runtime import choose_precision, set_seed
 from engine.state import fingerprint, random_states, set_random_states
 from engine.stop import StopNow, Stopped, StopRequest
 from engine.watch import LossWatch, check_weights
@@ -103,6 +103,9 @@ def run_training(training: Training, output: Path, resumed: Resumed | None = Non
     first = resumed.state["epoch"] + 1 if resumed else None
     with scalar_board(output, first) if is_main() else nullcontext() as board, StopRequest().listening() as stop:
         loop = Loop(training, output, board, stop)
+        check_agreement("the training set", loop.data)
+        if not is_main():
+            set_seed((training.cfg.SOLVER.SEED + rank()) % 2**32)  # they begin with one model, and draw for themselves
         if resumed:
             loop.restore(resumed)
         return loop.run()

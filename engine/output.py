@@ -10,6 +10,8 @@ from config.files import write_json
 from engine.record import RECORD
 
 METRICS, LAST, PREVIOUS, BEST, CONFIG = "metrics.json", "last.pth", "last.previous.pth", "best.pth", "config.yml"
+DAMAGED = "last.damaged.pth"
+"""What was last.pth, where the one before it was gone on from."""
 RESULTS = (METRICS, LAST, PREVIOUS, BEST)
 
 

@@ -57,9 +57,9 @@ def continued(record: dict, before: dict, resumed: "Resumed") -> dict:
     """The record of a run that goes on: `before`, as it began, with where and with what it goes on now."""
     state = resumed.state
     entry = {"epoch": state["epoch"], "step": state["step"], "checkpoint": resumed.path.name,
-             **{name: record[name] for name in ("command", "commit", "changed", "started")}}
+             **{name: record[name] for name in ("command", "commit", "changed", "started", "versions", "machine")}}
     kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
-    return record | kept | {"status": RUNNING, "versions": record["versions"], "machine": record["machine"],
+    return record | kept | {"status": RUNNING,
                             "resumptions": [*before.get("resumptions", []), entry]}
 
 

@@ -1,5 +1,6 @@
 """A run as its commands begin and end it: in OUTPUT_DIR, with a log and a record, started or continued."""
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from yacs.config import CfgNode
 
 from config.files import written_whole
 from engine.distributed import is_main, wait_for_all
-from engine.output import CONFIG, make_output
+from engine.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
 from engine.record import recorded
 from engine.resume import Resumed
 from engine.runtime import log_to
@@ -31,6 +32,9 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
             yield Path(cfg.OUTPUT_DIR)
         return
     output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
+    if resumed and resumed.path.name == PREVIOUS and (output / LAST).exists():
+        # Out of the way: the next save would keep it in place of the good one.
+        os.replace(output / LAST, output / DAMAGED)
     with written_whole(output / CONFIG) as temporary:
         temporary.write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):

@@ -113,6 +113,7 @@ def log_to(folder: Path) -> AbstractContextManager:
     file = logging.FileHandler(folder / "log.txt", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
+    logging.raiseExceptions = False  # on a full disk what is to be said is said by what saves, without the log's own traces
     return logging_redirect_tqdm()
 
 

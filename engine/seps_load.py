@@ -5,6 +5,7 @@ from yacs.config import CfgNode
 
 from config import UserError
 from engine.checkpoint import fill_model, read_weights_file
+from engine.distributed import check_single
 from engine.runtime import choose_device, set_seed
 from engine.seps_evaluate import RetrievalData, make_retrieval_data, read_splits
 from modeling.seps.model import SEPS, make_seps
@@ -19,6 +20,7 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     The data set may be another than the one it was trained on. Of MODEL.TEXT_TOWER the tokenizer and the configuration are
     read, the weights being the checkpoint's. Raises `UserError` for weights, a tower or data that are missing or do not fit.
     """
+    check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
         raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {EXAMPLE}.")
     set_seed(cfg.SOLVER.SEED)

@@ -9,9 +9,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from config import UserError
+from engine.distributed import is_main, world
 
 RECENT = 5
 """Finite losses that are told."""
+LAG = 2
+"""Steps after which several processes wait for a loss on its way from a GPU."""
 NAMED = 3
 """Files of a batch that the sentence names; log.txt lists all."""
 ADVICE = "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
@@ -40,8 +43,17 @@ class LossWatch:
             arrival = torch.cuda.Event()
             arrival.record(torch.cuda.current_stream(loss.device))
         self.pending.append((epoch, step, copied, arrival))
-        while self.pending and (self.pending[0][3] is None or self.pending[0][3].query()):
+        while self.pending and self._has_come():
             self._look()
+
+    def _has_come(self) -> bool:
+        """Whether the oldest loss can be looked at; several processes must all look in the same step."""
+        arrival = self.pending[0][3]
+        if arrival is not None and world() > 1:
+            if is_late := len(self.pending) > LAG:
+                arrival.synchronize()
+            return is_late
+        return arrival is None or arrival.query()
 
     def settle(self) -> None:
         """Look at all losses, those still on their way too."""
@@ -57,7 +69,8 @@ class LossWatch:
             self.recent.append(loss)
             return
         files = files_of_batch(self.loader, epoch, step)
-        logger.error("the batch of epoch %d, step %d:\n%s", epoch, step, "\n".join(files))
+        if is_main():
+            logger.error("the batch of epoch %d, step %d:\n%s", epoch, step, "\n".join(files))
         before = f"the last finite losses were {', '.join(f'{loss:.4g}' for loss in self.recent)}" if self.recent else (
             "no finite loss came before")
         more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > NAMED else ""
@@ -68,6 +81,7 @@ class LossWatch:
 def files_of_batch(loader: DataLoader, epoch: int, step: int) -> list[str]:
     """The files of the batch number `step`, from 1, of an epoch."""
     sampler = copy.copy(loader.batch_sampler)
+    sampler.share = list  # of several processes' batch all of it
     sampler.begin(epoch, step - 1)
     return [file for index, _ in next(iter(sampler)) for file in loader.dataset.files(index)]
 

@@ -46,6 +46,7 @@ def steps(cfg) -> dict:
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
     return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
+            "of batch": distributed.share_of_batch(list(range(8))),
             "rows": distributed.gathered_rows(torch.stack(distributed.share(rows)), len(rows)),
             "from main": distributed.from_main(lambda: f"of {distributed.rank()}"),
             "anywhere": distributed.anywhere(*(distributed.rank() == place for place in range(3))),

@@ -81,7 +81,7 @@ def kill_test(folder: Path, options: argparse.Namespace) -> dict:
         kills, runs = [], []
         while len(kills) < options.kills:  # in another run, should one have come to its end too early
             runs.append(folder / f"killed_{len(runs)}")
-            for kill in killed(command, runs[-1], options, seconds, len(kills)):
+            for kill in killed(command, runs[-1], options, seconds, len(kills) + len(runs) - 1):
                 kills.append({"run": len(runs), **kill})
                 bar.update()
     differences = [f"run {number}: {difference}" for number, output in enumerate(runs, start=1)

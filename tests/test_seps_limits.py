@@ -1,0 +1,96 @@
+"""SEPS: memory, what it refuses, and its parts on their own."""
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from benchmark_rows import peak_memory
+from benchmark_seps import _evaluate_drawn
+from commands import ROOT
+from setuptools import find_packages
+
+from modeling.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
+
+NARROW = {"embed_size": 20, "num_patches": 9}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_captions():
+    """Forty times as many captions add what they themselves take, and their similarities."""
+    images, patches, width = 100, 64, 32
+    few, many = (peak_memory(_evaluate_drawn, images, captions, patches, width) for captions in (50, 2000))
+    own = 2000 * (24 + 60) * width * 4  # words of captions and long captions, in float32
+    merged = images * 2000 * int(patches * 0.2) * (patches + width) * 4  # weights and merged tokens of all pairs
+    assert own < many - few < merged / 4
+
+
+def test_dual_aggregation_is_the_sum_of_two():
+    torch.manual_seed(0)
+    dual, single = DualTokenAggregation(20, 3), TokenAggregation(20, 3)
+    torch.nn.init.constant_(dual.scale, 1.7)
+    sides = []
+    for name in ("weight_sparse", "weight_dense"):
+        single.load_state_dict({"scale": dual.scale, **{f"weight.{key}": value for key, value in
+                                                        getattr(dual, name).state_dict().items()}})
+        tokens, decision = torch.randn(2, 5, 20), torch.tensor([[1.0, 1, 0, 1, 1], [1, 0, 0, 0, 1]])
+        sides.append((tokens, decision, single(tokens, decision).detach()))
+    (sparse, sparse_decision, first), (dense, dense_decision, second) = sides
+    torch.testing.assert_close(dual(sparse, sparse_decision), first)
+    torch.testing.assert_close(dual(sparse, sparse_decision, dense, dense_decision), first + second)
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_the_ratio_loss_steers_nothing_with_gumbel_either(paper):
+    """A softmax sums to 1 whatever the scores are."""
+    torch.manual_seed(0)
+    network = CrossSparseAggrNet(**NARROW, use_paper_version=paper, use_gumbel_softmax=True).train()
+    _, masks = network(torch.randn(3, 9, 20), torch.randn(2, 4, 20), torch.tensor([4, 2]), torch.randn(2, 6, 20), [6, 3])
+    loss = RatioLoss(target_ratio=0.3)(masks)
+    assert loss > 0.01 and loss.requires_grad == paper  # the open version's scores have no parameters
+    if paper:
+        loss.backward()
+        assert all(parameter.grad.abs().max() < 1e-8 for parameter in network.sparse_net_cap.parameters())
+
+
+@pytest.mark.parametrize(("name", "value"), [("beta", -1), ("beta", 0.6), ("top_k", 0), ("embed_size", 4), ("gumbel_tau", 0),
+                                             ("gumbel_tau", math.nan), ("sparse_ratio", 0), ("aggr_ratio", 2)])
+def test_settings_that_make_no_sense(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} is {re.escape(str(value))}, but it must be "):
+        CrossSparseAggrNet(**NARROW | {name: value})
+
+
+@pytest.mark.parametrize(("words", "lengths", "said"), [
+    (torch.randn(2, 4, 19), [4, 2], "19 and 20 wide"),
+    (torch.randn(2, 4, 20), [1.5, 2.0], "one whole number for each"),
+    (torch.randn(2, 4, 20), [math.nan, 2.0], "one whole number for each"),
+    (torch.randn(0, 4, 20), [], "not empty"),
+])
+def test_captions_that_do_not_fit(words, lengths, said):
+    with pytest.raises(ValueError, match=said):
+        CrossSparseAggrNet(**NARROW)(torch.randn(3, 9, 20), words, lengths)
+
+
+@pytest.mark.parametrize(("scores", "ids"), [((3, 4), None), ((3, 3), (2,)), ((3, 3), (1,))])
+def test_scores_that_are_no_square(scores, ids):
+    with pytest.raises(ValueError, match=r"must be \(B, B\)"):
+        ContrastiveLoss()(torch.randn(scores), None if ids is None else torch.zeros(ids, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("paper", [False, True])
+def test_other_precisions(dtype, paper):
+    torch.manual_seed(0)
+    network = CrossSparseAggrNet(**NARROW, use_paper_version=paper).eval()
+    tokens, words = torch.randn(3, 9, 20), torch.randn(2, 4, 20)
+    expected = network(tokens, words, [4, 2])
+    found = network.to(dtype)(tokens.to(dtype), words.to(dtype), [4, 2])
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_every_package_is_installed():
+    listed = re.search(r"packages=\[(.*?)\]", (ROOT / "setup.py").read_text()).group(1)
+    found = find_packages(str(ROOT), include=["config*", "datasets*", "engine*", "modeling*"])
+    folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in Path(ROOT).glob("*/**/__init__.py")
+               if path.parts[len(ROOT.parts)] in ("config", "datasets", "engine", "modeling")}
+    assert set(re.findall(r'"(.*?)"', listed)) == set(found) == folders
