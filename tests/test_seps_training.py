@@ -19,6 +19,7 @@ from engine.seps import make_losses, make_optimizer, rate_factor, set_rates
 from engine.seps_evaluate import evaluate, similarities
 from engine.seps_load import load_seps_and_data
 from modeling.seps.model import make_seps
+from tools import make_synthetic_captions
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]
@@ -292,3 +293,17 @@ def test_both_commands_in_processes_of_their_own(shapes_root, tmp_path):
     processes(tmp_path, ["train_seps.py", *words])
     done, = processes(tmp_path, ["test_seps.py", *words, "--weight", tmp_path / "run" / "last.pth"])
     assert f"{records_of(tmp_path / 'run')[-1]['test']['rSum']:.1f}" in done.stdout
+
+
+@pytest.mark.slow
+def test_it_learns_far_above_chance(tmp_path):
+    """Of 40 pictures it has seen nearly each finds a caption of its own first; by chance one would."""
+    make_synthetic_captions.main(["--root", str(tmp_path), "--images", "40", "--dev_images", "4", "--test_images", "4",
+                                  "--captions", "2"])
+    words = ("INPUT.SIZE", "[64,64]", "MODEL.PATCH_SIZE", "16", "MODEL.EMBED_SIZE", "64", "INPUT.MIN_CROP", "1.0",
+             "MODEL.PAPER_VERSION", "False", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR", "0.001", "SOLVER.MAX_EPOCHS", "40",
+             "SOLVER.STEPS", "(35,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "40", "SOLVER.EVAL_PERIOD", "40")
+    folder = train(tmp_path, tmp_path / "run", *words)
+    cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
+    found = evaluate(*load_seps_and_data(cfg))
+    assert found["i2t R@1"] > 50 and found["t2i R@1"] > 50
