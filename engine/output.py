@@ -27,7 +27,7 @@ def make_output(output: Path) -> Path:
     """The run's folder, without the files of an earlier run. Raises `UserError` where it cannot be made."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name in (*RESULTS, CONFIG, RECORD, "log.txt", "events.out.tfevents.*"):
+        for name in (*RESULTS, DAMAGED, CONFIG, RECORD, "log.txt", "events.out.tfevents.*"):
             for file in output.glob(name):
                 file.unlink()
     except OSError as error:

@@ -121,9 +121,10 @@ def _read(path: Path) -> Mapping:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (*LOAD_ERRORS, zipfile.BadZipFile, OSError):
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
-    missing = [name for name in STATE if name not in state] if isinstance(state, Mapping) else list(STATE)
+    held = state if isinstance(state, Mapping) else {}
+    missing = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)]
     if missing:
-        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it)")
+        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it, or another than training writes)")
     return state
 
 

@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-STATE = ("model", "epoch", "config", "step", "best", "records", "meter", "optimizers", "scaler", "random", "data")
-"""What last.pth holds for a run to be continued: `epoch` epochs are done, and `step` steps of the next.
+STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": float, "records": list, "meter": Mapping,
+         "optimizers": list, "scaler": Mapping, "random": list, "data": int}
+"""What last.pth holds for a run to be continued, and of which type: `epoch` epochs are done, and `step` steps of the next.
 
 The learning rates are a function of the epoch, and are in the optimisers besides; the place among the data is `step`, as an
 epoch's batches follow from the seed (datasets/samplers.py)."""

@@ -13,7 +13,6 @@ from config.schema import KEYS
 
 REFUSED = {
     "MODEL.NAME": ("ResNet50", "'DeMo'"),
-    "MODEL.DIST_TRAIN": ("True", "several processes"),
     "MODEL.SIE_VIEW": ("True", "no view"),
     "MODEL.PROMPT": ("True", "MambaPro"),
     "MODEL.ADAPTER": ("True", "MambaPro"),

@@ -212,7 +212,7 @@ DAMAGES = {
     "zeros": (lambda path: path.write_bytes(bytes(5000)), "cannot be read as a checkpoint"),
     "a text": (lambda path: path.write_text("epoch 7"), "cannot be read as a checkpoint"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read as a checkpoint"),
-    "weights alone": (lambda path: torch.save({"model": {}}, path), "holds no state to continue from (no 'epoch' in it)"),
+    "weights alone": (lambda path: torch.save({"model": {}}, path), "holds no state to continue from (no 'epoch' in it"),
     "one tensor": (lambda path: torch.save(torch.ones(3), path), "holds no state to continue from"),
     "an object": (lambda path: torch.save(Loop, path), "cannot be read as a checkpoint"),
 }
@@ -229,6 +229,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
     assert f"WARNING {copied / 'last.pth'} {reason}" in log
     assert f"goes on from the checkpoint before it, {copied / 'last.previous.pth'}" in log
 
+    assert (copied / "last.damaged.pth").exists() and not (copied / "last.pth").exists()
+
+    (copied / "last.damaged.pth").rename(copied / "last.pth")
     damage(copied / "last.previous.pth")
     said = fails(words)
     assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said

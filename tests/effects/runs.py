@@ -14,6 +14,7 @@ import engine.train
 import train_net
 from config import with_values
 from effects.base import LABELS, effect, images_of, is_told, model_of
+from engine.distributed import check_launch
 from engine.load import load_model_and_data
 from engine.metrics import Ranking
 from engine.optim import make_optimizer
@@ -190,3 +191,8 @@ def device_on_a_machine_with_four_gpus(cfg):
         found = device_on_this_machine(cfg)
         assert found == device_on_this_machine(with_values(cfg, {"MODEL.DEVICE": "cuda"}))
     return found
+
+
+@effect("MODEL.DIST_TRAIN", {"True": "told", "False": "goes on"})
+def training_in_a_single_process(cfg):
+    return "told" if is_told(check_launch, cfg) else "goes on"
