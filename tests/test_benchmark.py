@@ -9,14 +9,24 @@ from commands import ONE_LINE, ROOT
 
 from tools import benchmark
 
-PAGE, RECORD = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
+PAGES = ("performance", "seps")
+"""In docs: a page, and what was measured for it."""
 MEMORY = 300 << 20
 
 
-def test_the_page_shows_what_was_measured():
-    record = json.loads(RECORD.read_text())
-    assert not record["quick"] and set(record["parts"]) == set(benchmark.PARTS)
-    assert benchmark.as_report(record) in PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_shows_what_was_measured(page):
+    record = record_of(page)
+    assert not record["quick"]
+    assert benchmark.as_report(record) in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_part_was_measured():
+    assert {part for page in PAGES for part in record_of(page)["parts"]} == set(benchmark.PARTS)
+
+
+def record_of(page):
+    return json.loads((ROOT / "docs" / f"{page}.json").read_text())
 
 
 @pytest.mark.slow
