@@ -18,6 +18,9 @@ from datasets.transforms import Transform, test_transform, train_transform
 CACHE_LIMIT = 1 << 30
 """Bytes of decoded pictures that DATASETS.CACHE auto keeps in memory."""
 
+GRACE = 10
+"""Seconds that a loading process goes on after SIGTERM."""
+
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
 
@@ -161,8 +164,11 @@ def loading(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
 
 
 def _leave_stopping_to_training(worker: int) -> None:
-    """Whoever stops a run often signals all of its processes; training needs its loading ones to finish the step."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Whoever stops a run often signals all of its processes; training needs its loading ones to finish the step.
+
+    They end a little later by themselves: a process that left them behind waits for them as it ends.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test

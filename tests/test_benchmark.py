@@ -32,19 +32,17 @@ def record_of(page):
 @pytest.mark.slow
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path):
     output = tmp_path / "new" / "bench.json"
-    code, stdout, _ = command(benchmark.main, "fusion", "evaluation", "model", "--quick", "--json", output)
+    code, stdout, _ = command(benchmark.main, "fusion", "evaluation", "--quick", "--json", output)
     assert code == 0
     record = json.loads(output.read_text())
     assert stdout.strip() == benchmark.as_report(record)
-    assert list(record["parts"]) == ["model", "fusion", "evaluation"] and record["quick"]  # in the order of the page
+    assert list(record["parts"]) == ["fusion", "evaluation"] and record["quick"]  # in the order of the page
     rows = [Row(**row) for rows in record["parts"].values() for row in rows]
     for row in rows:
         assert (row.ours is None or math.isfinite(row.ours)) and (row.met is None) == (not row.target), row
         if row.ratio is not None:
             assert row.ratio == pytest.approx(row.reference / row.ours), row
-    named = {row.what: row for row in rows}
-    assert named["… least cosine of its features to float32's"].met
-    assert any("evaluation of an epoch" in what for what in named)
+    assert any("evaluation of an epoch" in row.what for row in rows)
 
 
 def test_a_part_that_is_not_there_is_told(command):

@@ -37,7 +37,7 @@ WORDS = {
                   "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
                   "DATALOADER.NUM_INSTANCE", "2", "MODEL.SDTPS_GUMBEL_SELECT", "True",
                   "MODEL.METRIC_LOSS_TYPE", "triplet_center"),
-    "train_seps": ("--config_file", "configs/SEPS/shapes.yml", "MODEL.TRANSFORMER_TYPE", "test_vit",
+    "train_seps": ("--config_file", "configs/SEPS/shapes.yml", "MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8",
                    "MODEL.EMBED_SIZE", "16", "INPUT.SIZE", "[32,32]", "SOLVER.STEPS", "(1,2)"),
 }
 """Of a tiny run of each command."""
