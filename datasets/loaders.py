@@ -145,15 +145,16 @@ def first_error(items: Iterable) -> UserError | None:
 
 
 def cpu_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use; those that torchrun starts on one machine share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def loading(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
     """How a loader works, for DataLoader: its processes by DATALOADER.NUM_WORKERS and the machine."""
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
-        cores = max(1, cpu_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # which torchrun's processes share
+        cores = cpu_cores()
         # Pictures from memory are little work, for which a thread is enough: a process would take a core from training.
         workers = 0 if cache and cores <= 2 else min(cores, 8)
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has

@@ -21,10 +21,8 @@ from modeling.batch_norm import synchronise
 
 Item = TypeVar("Item")
 
-ENDED = ("closed by peer", "reset by peer", "Broken pipe", "NCCL")
-"""What an exchange with a process that has ended says."""
-
-LAUNCH = "torchrun --nproc_per_node=K train_net.py …"
+ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
+"""What an exchange with a process that has ended says, of gloo and of NCCL; other errors of theirs keep their trace."""
 
 
 def world() -> int:
@@ -47,11 +45,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def local_world() -> int:
-    """How many processes there are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
 @contextmanager
 def processes() -> Iterator[None]:
     """Join the processes that torchrun started, if it did, and leave them at the end."""
@@ -62,7 +55,7 @@ def processes() -> Iterator[None]:
     if on_gpu:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     # torchrun gives every process one thread; the cores of a machine are shared out instead.
-    torch.set_num_threads(max(1, cpu_cores() // local_world()))
+    torch.set_num_threads(cpu_cores())
     # Features and decisions are gathered on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
@@ -80,8 +73,8 @@ def check_launch(cfg: CfgNode) -> None:
     that it has started cannot share a batch."""
     count = launched()
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
-        raise UserError(f"MODEL.DIST_TRAIN is True, but this is a single process; start several with {LAUNCH}, or set "
-                        "MODEL.DIST_TRAIN to False.")
+        raise UserError("MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
+                        "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False.")
     groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
     if cfg.DATALOADER.SAMPLER != "softmax":
         groups, what = groups // cfg.DATALOADER.NUM_INSTANCE, "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"

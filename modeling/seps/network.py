@@ -37,10 +37,10 @@ class CrossSparseAggrNet(nn.Module):
 
     `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, merges
     what the sparse and the long ("dense") caption select (`use_dual_aggr`) and matches it with the sparse caption; the open
-    version scores by raw cosines, and adds up the matches of sparse and long caption. The attribute
-    `chunk` is how many pairs are merged at once, by default (None) as many as suit the device.
+    version scores by raw cosines, and adds up the matches of sparse and long caption. The attribute `chunk` is how many pairs
+    are merged at once, by default (None) as many as suit the device.
 
-    Raises `ValueError` for ratios, a temperature or a beta that make no sense.
+    Raises `ValueError` for settings that make no sense.
     """
 
     def __init__(self, embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -162,4 +162,5 @@ def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_rati
 
 
 SDTPS = CrossSparseAggrNet
+"""Its other name (spec 12)."""
 
