@@ -18,7 +18,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "hypothesis"))
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
 
 
 @pytest.fixture(scope="session")

@@ -233,7 +233,7 @@ def test_a_backward_reaches_every_parameter(switched):
     (["MODEL.SDTPS_SPARSE_RATIO", "1.0", "MODEL.SDTPS_USE_GUMBEL", "True"], set()),
     (["MODEL.SDTPS_USE_GUMBEL", "True"], set()),
     (["MODEL.SDTPS_BETA", "0.5"], SCORERS),
-], ids=str)
+], ids=["nothing is dropped", "nothing is dropped, Gumbel", "Gumbel", "guidance alone"])
 def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
     """By the extra token's weights where something is dropped, by Gumbel's mask; not where guidance alone decides."""
     model = randomised(tiny_model(*opts))
