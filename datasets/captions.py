@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from config import UserError
 from config.progress import progress
 from datasets.image_text import ImageTexts
-from datasets.loaders import ahead, first_error, loading, use_cache
+from datasets.loaders import collated_batches, first_error, loading, use_cache
 from datasets.pictures import ADVICE, decode
 from datasets.samplers import ShuffledBatchSampler
 from datasets.transforms import Transform, crop_transform, resize_transform
@@ -100,7 +100,7 @@ def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
 
 def batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
     """The loader's batches, the next always on its way. Raises `UserError` for a picture that cannot be read."""
-    for indices, images in _collated(loader):
+    for indices, images in collated_batches(loader):
         image_ids = [loader.dataset.image_of[index] for index in indices]
         captions = padded([loader.captions[index] for index in indices])
         dense = padded([loader.long_captions[image] for image in image_ids]) if loader.long_captions else (None, None)
@@ -109,15 +109,8 @@ def batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
     """The images (B, 3, H, W) of an `image_loader`. Raises `UserError` for a picture that cannot be read."""
-    for _, images in _collated(loader):
+    for _, images in collated_batches(loader):
         yield images
-
-
-def _collated(loader: DataLoader) -> Iterator[tuple[list[int], torch.Tensor]]:
-    for collated in loader if loader.num_workers else ahead(loader):
-        if isinstance(collated, UserError):
-            raise collated
-        yield collated
 
 
 def collate(items: list) -> tuple[list[int], torch.Tensor] | UserError:

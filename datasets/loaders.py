@@ -98,16 +98,42 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
     """The loader's batches, the next always on its way. Raises `UserError` for a picture that cannot be read."""
-    for collated in loader if loader.num_workers else ahead(loader):
+    for collated in collated_batches(loader):
         yield as_batch(collated)
 
 
-def as_batch(collated: tuple[torch.Tensor, list[int], list[int]] | UserError) -> Batch:
-    """What `collate` gives as a batch. Raises the `UserError` that it gives for a picture that cannot be read."""
-    if isinstance(collated, UserError):
-        raise collated
+def as_batch(collated: tuple[torch.Tensor, list[int], list[int]]) -> Batch:
+    """What `collate` gives as a batch."""
     images, labels, cameras = collated
     return dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
+
+
+def collated_batches(loader: DataLoader) -> Iterator:
+    """What the loader's `collate_fn` gives, the next always on its way. Raises `UserError` for a picture that cannot be read.
+
+    Loading processes wait for the next epoch; where a loop ends before its last batch, they end with it.
+    """
+    try:
+        for collated in loader if loader.num_workers else ahead(loader):
+            if isinstance(collated, UserError):
+                # A new one: an exception that a frame on its own traceback holds is freed by the garbage collection alone, and
+                # the loader with it.
+                raise UserError(str(collated))
+            yield collated
+    except BaseException:
+        stop_workers(loader)
+        raise
+
+
+def stop_workers(loader: DataLoader) -> None:
+    """End the loading processes now; another loop over the loader starts new ones.
+
+    A loader that the garbage collection frees waits up to 20 s for each of its processes: the queue by which it tells them to
+    end may be freed before it.
+    """
+    iterator, loader._iterator = loader._iterator, None
+    if iterator is not None:
+        iterator._shutdown_workers()
 
 
 def ahead(loader: DataLoader) -> Iterator:

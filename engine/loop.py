@@ -5,7 +5,7 @@ A run that was interrupted anywhere goes on from last.pth as if nothing had happ
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 
 from config import UserError
 from config.progress import progress
+from datasets.loaders import stop_workers
 from engine.checkpoint import fill_model
 from engine.distributed import anywhere, check_agreement, is_main, of_all, rank, world
 from engine.meter import Meter
@@ -40,10 +41,10 @@ class Training(ABC):
     save: Callable
     """Writes a checkpoint: (path, cfg, model, epoch, previous=…, **state)."""
 
-    def __init__(self, cfg: CfgNode, model: nn.Module, loader: DataLoader, optimizers: list[torch.optim.Optimizer],
-                 modules: dict[str, nn.Module]):
+    def __init__(self, cfg: CfgNode, model: nn.Module, loader: DataLoader, test_loaders: Sequence[DataLoader],
+                 optimizers: list[torch.optim.Optimizer], modules: dict[str, nn.Module]):
         """`optimizers`: that of the model first; `modules`: those that train beside it."""
-        self.cfg, self.model, self.loader = cfg, model, loader
+        self.cfg, self.model, self.loader, self.test_loaders = cfg, model, loader, test_loaders
         self.optimizers, self.modules = optimizers, modules
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
@@ -98,17 +99,21 @@ def run_training(training: Training, output: Path, resumed: Resumed | None = Non
     """Train to SOLVER.MAX_EPOCHS, from the beginning or from where a run was → the records of metrics.json, one per epoch.
 
     Raises `UserError` for a picture that cannot be read, a loss that is no longer finite, and a file that cannot be written;
-    `Stopped` where SIGTERM asked for it.
+    `Stopped` where SIGTERM asked for it. However it ends, the loading processes end with it.
     """
     first = resumed.state["epoch"] + 1 if resumed else None
-    with scalar_board(output, first) if is_main() else nullcontext() as board, StopRequest().listening() as stop:
-        loop = Loop(training, output, board, stop)
-        check_agreement("the training set", loop.data)
-        if not is_main():
-            set_seed((training.cfg.SOLVER.SEED + rank()) % 2**32)  # they begin with one model, and draw for themselves
-        if resumed:
-            loop.restore(resumed)
-        return loop.run()
+    try:
+        with scalar_board(output, first) if is_main() else nullcontext() as board, StopRequest().listening() as stop:
+            loop = Loop(training, output, board, stop)
+            check_agreement("the training set", loop.data)
+            if not is_main():
+                set_seed((training.cfg.SOLVER.SEED + rank()) % 2**32)  # they begin with one model, and draw for themselves
+            if resumed:
+                loop.restore(resumed)
+            return loop.run()
+    finally:
+        for loader in (training.loader, *training.test_loaders):
+            stop_workers(loader)
 
 
 class Loop:

@@ -38,7 +38,7 @@ class SEPSTraining(Training):
     save = staticmethod(save_model)
 
     def __init__(self, cfg: CfgNode, model: SEPS, loader: DataLoader, dev: RetrievalData, test: RetrievalData):
-        super().__init__(cfg, model, loader, [make_optimizer(cfg, model)], {})
+        super().__init__(cfg, model, loader, [dev.loader, test.loader], [make_optimizer(cfg, model)], {})
         self.losses, self.dev, self.test = make_losses(cfg), dev, test
 
     def begin(self, epoch: int) -> None:

@@ -39,7 +39,7 @@ class DeMoTraining(Training):
         optimizer = make_optimizer(cfg, model)
         centers = make_center_losses(cfg, model.num_class, list(model.widths.values())).to(device)
         optimizers = [optimizer, *([make_center_optimizer(cfg, centers)] if centers else ())]
-        super().__init__(cfg, model, loader, optimizers, {"center_losses": centers})
+        super().__init__(cfg, model, loader, [test_data.loader], optimizers, {"center_losses": centers})
         self.network = replicated(model)
         self.test_data = test_data
         self.scheduler = make_scheduler(cfg, optimizer)

@@ -1,4 +1,5 @@
 """Shared by all tests."""
+import multiprocessing
 import os
 import shutil
 import sys
@@ -67,6 +68,14 @@ def command(monkeypatch, capsys):
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def no_process_left():
+    """Fails the test if it ends with a process of its own still running."""
+    before = set(multiprocessing.active_children())
+    yield
+    assert not set(multiprocessing.active_children()) - before
 
 
 @pytest.fixture

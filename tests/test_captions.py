@@ -208,10 +208,9 @@ def own_pictures(split, folder):
     return ImageTexts(tuple(paths), split.captions, split.image_of, split.long_captions)
 
 
-# Slow: after the error each loading process takes 5 s to go when the loader is collected (which may be in a later test).
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", [cut_short, zero_bytes, Path.unlink])
-def test_a_damaged_picture_is_one_clean_error(split, tokenizer, tmp_path, workers, damage):
+def test_a_damaged_picture_is_one_clean_error(no_process_left, split, tokenizer, tmp_path, workers, damage):
     own = own_pictures(split, tmp_path)
     damage(Path(own.paths[4]))
     cfg = config("DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no", "SOLVER.IMS_PER_BATCH", 30)

@@ -3,6 +3,7 @@ import random
 import threading
 import time
 from collections import Counter
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, z
 from config import MODALITIES, UserError
 from datasets import read_splits
 from datasets.base import Sample
-from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, collate, test_loader, train_loader, use_cache
+from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, collate, stop_workers, test_loader, train_loader, use_cache
 from datasets.pictures import decode
 from datasets.transforms import train_transform
 
@@ -160,10 +161,9 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
         assert torch.allclose(images, (expected / 255 - 0.5) / 0.5, atol=1e-6)
 
 
-# Slow: after the error each loading process takes 5 s to go when the loader is collected (which may be in a later test).
-@pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"),
-                                               pytest.param(train_loader, "2", marks=pytest.mark.slow)])
-def test_a_damaged_picture_is_one_clean_error(own_root, make, workers):
+@pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"),
+                                               (test_loader, "2")])
+def test_a_damaged_picture_is_one_clean_error(own_root, no_process_left, make, workers):
     cfg = config(own_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
     samples = read_splits(cfg, ("train",))["train"]
     for sample in samples[::2]:  # some of them are in every epoch
@@ -173,6 +173,32 @@ def test_a_damaged_picture_is_one_clean_error(own_root, make, workers):
     message = str(raised.value)
     assert any(sample.paths[2] in message for sample in samples[::2])
     assert "\n" not in message and "Traceback" not in message and type(raised.value) is UserError
+
+
+@pytest.mark.parametrize("make", [train_loader, test_loader])
+def test_loading_processes_end_with_a_loop_that_is_left(tiny_root, no_process_left, make):
+    """By themselves and at once: exit code 0 is that of one that nobody had to signal after a time-out."""
+    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", "2", "TEST.IMS_PER_BATCH", "8")
+    loader = make(cfg, read_splits(cfg, ("train",))["train"])
+    loaded = batches(loader)
+    before = active_children()
+    first = next(loaded)
+    workers = set(active_children()) - set(before)
+    loaded.close()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert torch.equal(next(batches(loader))[1], first[1])  # which starts new ones, and leaves them
+
+
+def test_loading_processes_wait_for_the_next_epoch_until_they_are_stopped(tiny_root, no_process_left):
+    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", "2")
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    before = active_children()
+    list(batches(loader))
+    workers = set(active_children()) - set(before)
+    list(batches(loader))
+    assert set(active_children()) - set(before) == workers
+    stop_workers(loader)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def test_a_damaged_picture_is_told_while_the_cache_is_filled(own_root):

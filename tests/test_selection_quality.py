@@ -11,9 +11,10 @@ import torch
 from commands import CONFIG, contents, weights_file, words_for
 from PIL import Image
 from reference import selection as reference
+from torch.utils.data import DataLoader
 
 from config import MISSING_CASES, MODALITIES, load_cfg
-from datasets.loaders import TripletDataset, as_batch, collate
+from datasets.loaders import TripletDataset, batches, collate
 from datasets.transforms import test_transform
 from engine.load import load_model_and_data
 from modeling.demo import missing_modalities
@@ -81,7 +82,7 @@ def mask_of(sample):
 
 def images_of(cfg, *samples):
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
-    images, _, cameras = as_batch(collate([dataset[place] for place in range(len(samples))]))
+    ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     return images, cameras
 
 

@@ -4,13 +4,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from figures import hide_ticks, label, np, pictures, plt, room, save, spread
+from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from config import MODALITIES, UserError
 from config.cli import config_parser, parse, positive_int, run
 from config.files import check_output_file
 from datasets import Sample
-from datasets.loaders import TripletDataset, as_batch, collate
+from datasets.loaders import TripletDataset, batches, collate
 from datasets.transforms import test_transform
 from engine.evaluate import options
 from engine.load import load_model_and_data
@@ -61,7 +62,7 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
     """Decision masks of the samples as pictures: (samples, H, W), 1 where the patch is kept, by modality."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
-    images, _, cameras = as_batch(collate([dataset[i] for i in range(len(samples))]))
+    ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device = next(model.parameters()).device
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(model.test_amp, device)):
