@@ -20,6 +20,9 @@ CLIP_WIDTH = 512
 
 QUICK_GELU = 1.702
 
+VECTOR_BITS = {"AVX2": 256, "AVX512": 512}
+"""Width of the vectors that torch computes with, by its name of what the CPU can; it chooses itself for any other."""
+
 CHUNK = 32
 """Images that pass through the trunk together on a CPU where no gradient is wanted: what lies between two products then
 stays in the cache, and memory does not grow with the batch."""
@@ -103,8 +106,12 @@ class Trunk(nn.Module):
     def compile_blocks(self) -> None:
         """Compile the transformer's blocks, one for all, when they first run."""
         self.is_compiled = True
+        # The compiler keeps its code on disk by everything but the width of the vectors that it was written for. Run by a
+        # processor with narrower ones (a shared folder, ATEN_CPU_CAPABILITY) it would leave half of each result unset, with
+        # wider ones write beyond it. An option is part of the key.
+        width = VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
         for block in self.vit.blocks:
-            block.compile()
+            block.compile(options={"cpp.simdlen": width})
 
     def held_in(self, precision: torch.dtype) -> "Trunk":
         """A copy for inference whose products are of weights held in `precision`; its tokens are those of the images' type.

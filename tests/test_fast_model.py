@@ -1,4 +1,8 @@
 """What makes the model fast changes nothing: beside DeMo's plain formulation, in half precision, in chunks and compiled."""
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,6 +162,28 @@ def test_attention_is_chosen_by_precision(in_half, fused):
     with inference(model, torch.bfloat16 if in_half else None):
         model(*random_images(5))
         assert {block.attn.fused_attn for block in model.trunk.vit.blocks} == {fused}
+
+
+@pytest.mark.slow
+def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
+    """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
+    own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}, {}):
+        done = subprocess.run([sys.executable, str(ROOT / "tests" / "compiled.py")], capture_output=True, text=True,
+                              env=own | capability | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 1e-4, capability  # which NaN is not
+
+
+def test_compiled_features_are_the_eager_ones():
+    eager, compiled = tiny_model(), tiny_model()
+    compile_model(compiled, CPU)
+    features = []
+    for model in (eager, compiled):
+        with inference(model, None):
+            features.append(model.patterns(*random_images(6)))
+    for pattern in RETURN_PATTERNS:
+        torch.testing.assert_close(features[1][pattern], features[0][pattern], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
