@@ -1,11 +1,14 @@
 # make demo   synthetic pedestrians: make, train, evaluate, draw
 # make demo-seps  synthetic shapes with captions: make, train SEPS, evaluate
-# make test   all tests
+# make test   the tests that a change must pass, every module and every command among them: under 5 minutes on two cores
+# make test-slow  the others: runs that are killed, studies, benchmarks, compiled models, several processes
+# make test-all   both
 # make lint   ruff
 # make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
 # make bench  speed and memory beside the plain formulation: the table of docs/performance.md (about ten minutes)
 # make setup  the environment in .venv; done by the others where needed
-# PYTHON=python3.12 make … chooses the interpreter that .venv is made with.
+# PYTHON=python3.12 make … chooses the interpreter that .venv is made with; TEST_WORKERS=1 the processes that tests run in (auto:
+# one per core), TEST_THREADS=2 the threads that each computes with.
 
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -14,7 +17,10 @@ DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
 
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
-.PHONY: setup demo demo-seps study bench test lint
+TEST_WORKERS ?= auto
+TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
+
+.PHONY: setup demo demo-seps study bench test test-slow test-all lint
 
 setup: $(INSTALLED)
 
@@ -43,7 +49,13 @@ bench: setup
 	$(PY) tools/benchmark.py --json runs/benchmark.json
 
 test: setup
-	$(PY) -m pytest
+	$(TEST) -m "not slow"
+
+test-slow: setup
+	$(TEST) -m slow
+
+test-all: setup
+	$(TEST)
 
 lint: setup
 	$(PY) -m ruff check .

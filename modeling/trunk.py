@@ -120,7 +120,7 @@ class Trunk(nn.Module):
         synthetic pedestrians, like this by less than 0.1. Compiled where this one is.
         """
         trunk = copy.deepcopy(self).requires_grad_(False)
-        trunk.precision = precision
+        trunk.precision = None if precision is torch.float32 else precision  # which autocast is not for
         for block in trunk.vit.blocks if trunk.is_clip else ():
             block.mlp = block.mlp.fold()
         for module in trunk.modules():

@@ -1,6 +1,5 @@
 """What the tests of the commands share: their words, their processes, and what they leave behind."""
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +31,7 @@ def processes(folder, *commands):
     """Run (script, word, …) commands in `folder`, two at a time; all must succeed. → their completed processes."""
     def one(command):
         script, *words = map(str, command)
-        done = subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done
 

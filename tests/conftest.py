@@ -15,11 +15,28 @@ import torch
 # The tests import the project from its root and its own helpers from tests/, installed or not.
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))  # for processes
+# Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
+THREADS = int(os.environ.get("TEST_THREADS", 1))
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
 # hypothesis keeps what it learned about Unicode: not in the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "hypothesis"))
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
-torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
+torch.set_num_threads(THREADS)
+
+LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
+           "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys")
+"""Files that begin first, so that no process has a long one left when the others are done."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests of one file run in one process, where they share its fixtures; slow ones by themselves, unless a mark says with
+    which."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

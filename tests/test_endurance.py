@@ -23,8 +23,7 @@ def start(root, output, *opts, script="train_net.py"):
     """A training on the tiny data in a process group of its own, as a shell starts it."""
     words = words_for(root, "OUTPUT_DIR", output, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", *opts)
     return subprocess.Popen([sys.executable, str(ROOT / script), *map(str, words)], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"})
+                            stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
 def children(pid):
