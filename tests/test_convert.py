@@ -1,13 +1,14 @@
-"""convert_checkpoint.py as the shell would call it: both ways, what test_net.py makes of the results, and what it refuses."""
+"""convert_checkpoint.py as the shell would call it: both ways, the features that the results give, and what it refuses."""
+import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, contents, table_of, words_for
+from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, contents, words_for
+from golden_cases import relative_error
 
-import test_net
 from config import load_cfg
 from modeling import make_model
 from modeling.weights import to_demo
-from tools import convert_checkpoint
+from tools import convert_checkpoint, export_features
 
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 
@@ -106,28 +107,29 @@ def test_unknown_tensors_are_kept_and_told(convert, demo, tmp_path):
     assert_same(back, weights)
 
 
-def test_every_form_is_tested_to_the_same_table(command, convert, words, ours, demo, tmp_path):
+def test_every_form_gives_the_same_features(command, convert, words, ours, demo, tmp_path):
     paths = {"ours": ours, "DeMo's": demo} | {name: tmp_path / f"{name}.pth" for name in (
-        "prefixed", "contained", "converted to ours", "converted to DeMo's")}
-    prefixed = {f"module.{name}": tensor for name, tensor in torch.load(demo, weights_only=True).items()}
+        "prefixed", "contained", "converted to ours", "converted to DeMo's", "with other experts")}
+    weights = torch.load(demo, weights_only=True)
+    prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}
     torch.save(prefixed, paths["prefixed"])
     torch.save({"model": prefixed, "epoch": 50}, paths["contained"])
     convert(demo, paths["converted to ours"], "ours")
     convert(ours, paths["converted to DeMo's"], "demo")
-    tables = {}
-    for name, path in paths.items():
-        code, tables[name], stderr = command(test_net.main, *words, "--weight", path)
-        assert code == 0, stderr
-        assert str(path) in tables[name].splitlines()[0]
-        tables[name] = tables[name].partition("\n")[2]
-    assert list(table_of(tables["ours"])) == ["1", "2", "3"]
-    assert set(tables.values()) == {tables["ours"]}
-
     weights = torch.load(ours, weights_only=True)
     weights["model"]["atmoe.expert_weight"] = weights["model"]["atmoe.expert_weight"].flip(0)
-    torch.save(weights, tmp_path / "other.pth")
-    _, other, _ = command(test_net.main, *words, "--weight", tmp_path / "other.pth")
-    assert table_of(other)["1"] == table_of(tables["ours"])["1"] and table_of(other)["2"] != table_of(tables["ours"])["2"]
+    torch.save(weights, paths["with other experts"])
+    features = {}
+    for name, path in paths.items():
+        code, _, stderr = command(export_features.main, *words, "--weight", path, "--output", tmp_path / "x.npz")
+        assert code == 0, stderr
+        with np.load(tmp_path / "x.npz") as found:
+            features[name] = torch.from_numpy(found["features"])
+    others, expected = features.pop("with other experts"), features["ours"]
+    assert all(relative_error(found, expected) < 1e-6 for found in features.values())
+    original = 3 * TRUNK_WIDTH
+    assert relative_error(others[:, :original], expected[:, :original]) < 1e-6
+    assert relative_error(others[:, original:], expected[:, original:]) > 0.1, "a mistake in the experts would show"
 
 
 def test_overwrite(convert, ours, demo, tmp_path):

@@ -11,8 +11,11 @@ from commands import (
     ONE_LINE,
     TRUNK_WIDTH,
     contents,
+    near,
+    printed,
     processes,
     records_of,
+    scores_of,
     table_of,
     words_for,
 )
@@ -103,7 +106,7 @@ def drawn(trained, tiny_root, tmp_path_factory):
     shutil.copytree(trained[0], folder / "report")
     own = ["--config_file", trained[0] / "config.yml", "--weight", weight]
     commands = {
-        "table": ["test_net.py", *words_for(tiny_root, "TEST.WEIGHT", weight)],
+        "table": ["test_net.py", *words_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
         "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
                    "DATALOADER.NUM_WORKERS", "2"],
         "curves": ["tools/draw_curves.py", "--run", trained[0], "--output", folder / "curves.png"],
@@ -116,24 +119,21 @@ def drawn(trained, tiny_root, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_test_command_prints_the_last_record(trained, drawn):
-    table = table_of(drawn[1]["table"])
-    for pattern, values in records_of(trained[0])[-1]["patterns"].items():
-        assert table[pattern] == [pytest.approx(100 * values[column], abs=0.0501) for column in COLUMNS]
+def test_the_test_command_gives_the_last_record(trained, drawn):
+    found = scores_of(drawn[0] / "table.json")
+    assert found == near(records_of(trained[0])[-1]["patterns"])
+    assert table_of(drawn[1]["table"]) == printed(found)
     assert drawn[1]["table"].splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
 @pytest.mark.slow
-def test_the_runs_own_configuration_tests_the_same(trained, drawn, command):
-    code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth")
-    assert code == 0 and stdout == drawn[1]["table"]
-
-
-@pytest.mark.slow
-def test_other_loading_tests_the_same(trained, drawn, command):
+@pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
+                         ids=["as in training", "otherwise"])
+def test_the_runs_own_configuration_tests_the_same_however_pictures_are_loaded(trained, drawn, tmp_path, command, opts):
     code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth",
-                              "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")
-    assert code == 0 and stdout == drawn[1]["table"]
+                              "--json", tmp_path / "x.json", *opts)
+    assert code == 0 and stdout.splitlines()[:2] == drawn[1]["table"].splitlines()[:2]
+    assert scores_of(tmp_path / "x.json") == near(scores_of(drawn[0] / "table.json"))
 
 
 @pytest.mark.slow
@@ -205,9 +205,10 @@ def test_commands_print_where_they_wrote(drawn):
 def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
     records = records_of(trained[0])
     table = table_of(drawn[1]["report"])
-    for pattern, values in records[-1]["patterns"].items():
-        expected = [*(values[column] for column in COLUMNS), records[0]["patterns"][pattern]["mAP"]]
-        assert table[pattern] == [pytest.approx(100 * value, abs=0.0501) for value in expected]
+    for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
+        *found, untrained = table[pattern]
+        assert dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+        assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
     assert "32 queries" in drawn[1]["report"]
 
 
