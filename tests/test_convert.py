@@ -32,7 +32,6 @@ def ours(words, tmp_path_factory):
             tensor.uniform_(0.5, 2)
         elif name.endswith("tracked"):
             tensor.fill_(11)
-    model.atmoe.norm.weight.data.mul_(50)  # so that ATMoE's feature decides the ranking of the enhanced ones
     path = tmp_path_factory.mktemp("ours") / "best.pth"
     torch.save({"model": model.state_dict(), "num_class": 6, "camera_num": 4, "dataset": "RGBNT201", "epoch": 3,
                 "config": cfg.dump(), "optimizer": {"state": {}}}, path)
@@ -129,7 +128,7 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     assert all(relative_error(found, expected) < 1e-6 for found in features.values())
     original = 3 * TRUNK_WIDTH
     assert relative_error(others[:, :original], expected[:, :original]) < 1e-6
-    assert relative_error(others[:, original:], expected[:, original:]) > 0.1, "a mistake in the experts would show"
+    assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
 
 
 def test_overwrite(convert, ours, demo, tmp_path):
