@@ -16,6 +16,21 @@ def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, comman
     assert f"{kills} kills" in capsys.readouterr().out
 
 
+def test_a_run_that_ends_before_its_kill_is_followed_by_another(tmp_path, monkeypatch):
+    """The first run here is over before each of its kills; the others are as long as wanted."""
+    asked = []
+
+    def killed(command, output, options, seconds, numbers):
+        asked.append(list(numbers))
+        yield from ({"after": 0.0} for _ in numbers if len(asked) > 1)
+
+    for name, stand_in in (("make_data", lambda *_: []), ("undisturbed", lambda *_: 1.0), ("killed", killed),
+                           ("differing", lambda *_: [])):
+        monkeypatch.setattr(kill_test, name, stand_in)
+    found = kill_test.kill_test(tmp_path, kill_test.parser().parse_args(["--kills", "2"]))
+    assert asked == [[0, 1], [1, 2]] and (len(found["kills"]), found["runs"]) == (2, 2)
+
+
 def test_differences_are_found(tmp_path):
     for name, changed in (("one", 0.0), ("other", 1e-9)):
         (tmp_path / name).mkdir()
