@@ -110,6 +110,12 @@ def assert_identical(tensors, others):
         assert (one is None and other is None) or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
+def assert_near(outputs, others):
+    """Slimmed tokens and masks of this process and of the checkout's, which may have another number of threads."""
+    for one, other in zip(outputs, others, strict=True):
+        assert relative_error(one, other) < 1e-6
+
+
 @EACH_SETTING
 def test_training(results, setting):
     off, on = results[f"{setting}, off"], results[f"{setting}, on"]
@@ -156,12 +162,12 @@ def test_patterns(results, setting):
     with torch.no_grad():
         outputs = module.eval()(*on["inner"]["inputs"])
     assert outputs[0].shape == (BATCH, int(patches * 0.4 * 0.5) + 1, WIDTH)
-    assert_identical(outputs, on["inner"]["outputs"])
+    assert_near(outputs, on["inner"]["outputs"])
 
     original, enhanced, both = (on["patterns"][pattern] for pattern in (1, 2, 3))
     assert torch.equal(original, off["patterns"][1])
     slimmed = torch.cat([tokens.mean(dim=1) for tokens in outputs[:3]], dim=-1)
-    assert torch.equal(enhanced[:, :3 * WIDTH], slimmed)
+    assert relative_error(enhanced[:, :3 * WIDTH], slimmed) < 1e-6
     assert enhanced.shape[1] == (3 + 7 * ("HDM" in setting)) * WIDTH
     assert torch.equal(both, torch.cat([original, enhanced], dim=-1))
     if "HDM" in setting:
@@ -252,7 +258,7 @@ def test_the_keys_are_used(results):
     assert inner["outputs"][0].shape[1] == 12 + 1
     assert inner["outputs"][3].sum(dim=1).eq(24).all()
     with torch.no_grad():
-        assert_identical(module(*inner["inputs"]), inner["outputs"])
+        assert_near(module(*inner["inputs"]), inner["outputs"])
 
 
 def test_gumbel(results):
