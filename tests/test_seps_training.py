@@ -241,12 +241,8 @@ def fails(command, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("opts", "parts"), [
-    (["MODEL.SDTPS_SPARS_RATIO", "0.5"], ["Unknown key", "MODEL.SDTPS_SPARSE_RATIO"]),
-    (["MODEL.HDM", "True"], ["Unknown key 'MODEL.HDM'"]),
     (["DATASETS.NAMES", "f30k"], ["The data set f30k is not at"]),
-    (["MODEL.TEXT_TOWER", "/no/such/bert"], ["MODEL.TEXT_TOWER /no/such/bert is no folder"]),
     (["MODEL.PRETRAIN_PATH_T", "/no/weights.pth", "MODEL.PATCH_SIZE", "0"], ["MODEL.PRETRAIN_PATH_T /no/weights.pth"]),
-    (["SOLVER.IMS_PER_BATCH", "25"], ["24 captions", "lower SOLVER.IMS_PER_BATCH"]),
     (["INPUT.SIZE", "[32,64]"], ["INPUT.SIZE", "square"]),
     (["INPUT.MAX_LONG_WORDS", "9999"], ["INPUT.MAX_LONG_WORDS is 9999", "lower it"]),
     (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 pictures"]),
