@@ -86,7 +86,7 @@ def test_to_demo_and_back(convert, ours, tmp_path):
     assert_same(dict(sorted(content["model"].items())), dict(sorted(expected.items())))
 
 
-def test_prefixed_and_half_precision(convert, demo, tmp_path):
+def test_a_prefix_goes_and_half_precision_stays(convert, demo, tmp_path):
     """A checkpoint of several devices in half precision: the prefix goes, the type stays."""
     half = {name: tensor.half() if tensor.is_floating_point() else tensor
             for name, tensor in torch.load(demo, weights_only=True).items()}
@@ -131,7 +131,7 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
 
 
-def test_overwrite(convert, ours, demo, tmp_path):
+def test_overwrite_may_replace_the_source_itself(convert, ours, demo, tmp_path):
     (tmp_path / "x.pth").write_bytes(demo.read_bytes())
     content, _ = convert(tmp_path / "x.pth", tmp_path / "x.pth", "ours", "--overwrite")
     assert "atmoe.expert_weight" in content["model"]
@@ -200,7 +200,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model(refuses, demo, tmp_path, ki
         assert str(source) in said and reason in said
 
 
-def test_names_that_are_no_direction(command, demo, tmp_path):
+def test_a_direction_that_is_neither_is_told(command, demo, tmp_path):
     code, _, stderr = command(convert_checkpoint.main, demo, tmp_path / "x.pth", "--to", "theirs")
     assert code == 2 and "--to" in stderr and "Traceback" not in stderr
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4}
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_data_set_from_training_to_features(tmp_path, command, name):
+def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     expected = WRITERS[name](tmp_path)
     words = words_for(tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")

@@ -39,7 +39,7 @@ def test_against_a_sort(counts, levels):
         assert 0 < found["i2t R@1"] < found["i2t R@10"] and 0 < found["t2i R@1"] < found["t2i R@10"]
 
 
-def test_worked_out_by_hand():
+def test_recalls_worked_out_by_hand():
     """Image 0 finds its second caption first; image 1 finds another's first. Captions 0 and 2 are nearer to the other image."""
     similarity = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.5, 0.1]])
     found = retrieval(similarity, torch.tensor([0, 0, 1]))

@@ -180,7 +180,7 @@ def test_every_case_and_part_has_numbers_of_its_own(words, command):
             assert row["MLP"] == cases[case][modality]["MLP"]
 
 
-def test_splits(words, command):
+def test_each_split_can_be_measured(words, command):
     by_split = {split: measured(command, words, "--split", split) for split in ("query", "gallery", "train")}
     assert {split: found["pictures"] for split, found in by_split.items()} == {"query": 8, "gallery": 8, "train": 8}
     assert by_split["query"]["cases"] == by_split["gallery"]["cases"] != by_split["train"]["cases"]

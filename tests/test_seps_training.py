@@ -55,7 +55,7 @@ def test_a_run_leaves_its_files(trained, shapes_root):
     assert "RANDOM" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log and "i2t R@1" in log
 
 
-def test_records(trained):
+def test_records_hold_losses_rates_and_recalls(trained):
     records = records_of(trained)
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
@@ -76,7 +76,7 @@ def test_tensorboard_tells_what_the_records_tell(trained):
             assert {event.step: event.value for event in board.Scalars(name)}[record["epoch"]] == pytest.approx(value)
 
 
-def test_checkpoints(trained, shapes_root):
+def test_the_last_and_the_best_checkpoint(trained, shapes_root):
     scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(trained)}
     assert saved(trained, "best.pth")["epoch"] == max(scores, key=scores.get)
     last = saved(trained)
@@ -162,7 +162,7 @@ def test_the_loss_is_configured():
 
 @pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
                                   ("MODEL.SDTPS_USE_GUMBEL", "True"), ("SOLVER.AMP", "bf16")], ids=" ".join)
-def test_other_runs(shapes_root, tmp_path, opts):
+def test_a_run_without_long_captions_of_the_open_version_with_gumbel_or_in_bfloat16(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
     assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
 
@@ -196,7 +196,7 @@ def test_similarities_are_the_same_in_other_batches(trained, shapes_root):
     assert one.std() > 1e-3
 
 
-def test_folds_search_parts(trained, shapes_root):
+def test_folds_are_searched_each_for_itself(trained, shapes_root):
     opts = ("TEST.WEIGHT", trained / "last.pth")
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
@@ -248,12 +248,12 @@ def fails(command, monkeypatch, tmp_path):
     (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 pictures"]),
     (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
-def test_mistakes_before_a_training(fails, shapes_root, opts, parts):
+def test_mistakes_are_told_before_a_training_begins(fails, shapes_root, opts, parts):
     said = fails(train_seps.main, *words_for(shapes_root, *opts))
     assert all(part in said for part in parts)
 
 
-def test_a_split_without_long_captions(fails, shapes_root, tmp_path):
+def test_a_split_without_long_captions_is_told(fails, shapes_root, tmp_path):
     root = shutil.copytree(shapes_root, tmp_path / "own")
     (root / "shapes" / "dev_dense.jsonl").unlink()
     assert "no long captions for its split dev" in fails(train_seps.main, *words_for(root))
@@ -269,7 +269,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_p
     assert code == 0 and len(records_of(output)) == 1, stderr
 
 
-def test_a_loss_that_is_no_number(shapes_root, tmp_path, command):
+def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_path, command):
     words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     code, _, stderr = command(train_seps.main, *words)
     assert code == 2 and "error: The loss became nan in epoch" in stderr and "lower SOLVER.BASE_LR" in stderr
@@ -277,13 +277,13 @@ def test_a_loss_that_is_no_number(shapes_root, tmp_path, command):
 
 
 @pytest.mark.parametrize(("content", "part"), [(None, "do not exist"), (b"no weights", "cannot be read")])
-def test_files_that_hold_no_weights(fails, shapes_root, tmp_path, content, part):
+def test_a_file_that_holds_no_weights_is_told(fails, shapes_root, tmp_path, content, part):
     if content:
         (tmp_path / "x.pth").write_bytes(content)
     assert part in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "x.pth"))
 
 
-def test_weights_of_other_models(fails, trained, shapes_root, tmp_path):
+def test_weights_of_another_model_are_told(fails, trained, shapes_root, tmp_path):
     assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *words_for(shapes_root))
     demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
     assert "holds no weights of SEPS" in fails(test_seps.main, *words_for(shapes_root, "--weight", demo))
@@ -291,7 +291,7 @@ def test_weights_of_other_models(fails, trained, shapes_root, tmp_path):
     assert "do not fit" in said and "network.aggr_net" in said
 
 
-def test_weights_that_are_not_finite(fails, trained, shapes_root, tmp_path):
+def test_weights_that_are_not_finite_are_told(fails, trained, shapes_root, tmp_path):
     content = saved(trained)
     content["model"]["image_tower.projection.bias"].fill_(torch.nan)
     torch.save(content, tmp_path / "nan.pth")
