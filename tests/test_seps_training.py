@@ -162,7 +162,7 @@ def test_the_loss_is_configured():
 
 @pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
                                   ("MODEL.SDTPS_USE_GUMBEL", "True"), ("SOLVER.AMP", "bf16")], ids=" ".join)
-def test_a_run_without_long_captions_of_the_open_version_with_gumbel_or_in_bfloat16(shapes_root, tmp_path, opts):
+def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
     assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
 
