@@ -1,7 +1,12 @@
 """A run from start to end as a user types it, in processes of its own."""
 import os
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 
+import draw_curves
+import draw_ranks
+import draw_tokens
 import numpy as np
 import pytest
 import torch
@@ -19,6 +24,7 @@ from commands import (
     table_of,
     words_for,
 )
+from interrupted import call
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -98,7 +104,11 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
 
 @pytest.fixture(scope="module")
 def drawn(trained, tiny_root, tmp_path_factory):
-    """Everything one does with a finished run, each in a process of its own: name → (stdout, what it wrote)."""
+    """Everything one does with a finished run: → the folder of what it wrote, and what each command printed.
+
+    Table, features and report by processes of their own; the report has the scripts of the pictures in it, which are called
+    in this process.
+    """
     folder = tmp_path_factory.mktemp("drawn")
     weight = trained / "last.pth"
     shutil.copytree(trained, folder / "report")
@@ -107,13 +117,19 @@ def drawn(trained, tiny_root, tmp_path_factory):
         "table": ["test_net.py", *words_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
         "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
                    "DATALOADER.NUM_WORKERS", "2"],
-        "curves": ["tools/draw_curves.py", "--run", trained, "--output", folder / "curves.png"],
-        "ranks": ["tools/draw_ranks.py", *own, "--output", "new/ranks.png", "--queries", "2"],
-        "tokens": ["tools/draw_tokens.py", *own, "--output", folder / "tokens.png", "--samples", "2"],
         "report": ["tools/report.py", "--config_file", trained / "config.yml", "OUTPUT_DIR", folder / "report"],
     }
-    done = dict(zip(commands, processes(folder, *commands.values()), strict=True))
-    return folder, {name: process.stdout for name, process in done.items()}
+    done = processes(folder, *commands.values())
+    said = {name: process.stdout for name, process in zip(commands, done, strict=True)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, tool, words in (("curves", draw_curves, ["--run", trained, "--output", folder / "curves.png"]),
+                                  ("ranks", draw_ranks, [*own, "--output", "new/ranks.png", "--queries", "2"]),
+                                  ("tokens", draw_tokens, [*own, "--output", folder / "tokens.png", "--samples", "2"])):
+            with redirect_stdout(StringIO()) as stdout:
+                assert call(words, tool.main) == 0, name
+            said[name] = stdout.getvalue()
+    return folder, said
 
 
 @pytest.mark.slow
