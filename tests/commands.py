@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 
 from modeling import make_model
@@ -21,6 +22,8 @@ SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/pro
            "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/selection_quality.py", "train_seps.py",
            "test_seps.py")
 ONE_LINE = "error: "
+QUERIES, MATCHES = 32, 6
+"""In the test split of `tiny_root`: pictures, and those of the same person from other cameras."""
 
 
 def words_for(root, *more, config=CONFIG, small=SMALL):
@@ -47,10 +50,34 @@ def records_of(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
+def near(record, queries=QUERIES, matches=MATCHES, printed=0.0):
+    """What a record {pattern: {column: value}} may be where it is computed with another rounding, as in batches of another
+    size or in another process: two pictures whose distances to a query differ by rounding alone may change places. That is
+    worth at most 1/(2 · matches) of the query's AP, and all of its hit at a rank. `printed` is the rounding in a table."""
+    return {pattern: {column: pytest.approx(value, abs=printed + 1.001 / queries / (2 * matches if column == "mAP" else 1))
+                      for column, value in row.items()} for pattern, row in record.items()}
+
+
+def cases_of(path):
+    """What test_net.py wrote to its --json file: records by case."""
+    return json.loads(Path(path).read_text())["cases"]
+
+
+def scores_of(path):
+    """The record of the only case in such a file."""
+    (record,) = cases_of(path).values()
+    return record
+
+
+def printed(record):
+    """The rows of a record as a table prints them, by pattern."""
+    return {pattern: [f"{100 * value:.1f}" for value in row.values()] for pattern, row in record.items()}
+
+
 def table_of(text):
-    """The numbers of a printed table by pattern."""
+    """The numbers of a printed table by pattern, as they are printed."""
     lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
-    return {line[0]: [float(number) for number in line[2:]] for line in lines}
+    return {line[0]: line[2:] for line in lines}
 
 
 def weights_file(path, cfg, dataset="RGBNT201"):

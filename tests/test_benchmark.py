@@ -78,8 +78,6 @@ def hold(size):
 
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
+    kept = torch.ones(4 * MEMORY, dtype=torch.uint8)  # in this process, which does not count
     little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)
-    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY
-    kept = torch.ones(4 * MEMORY, dtype=torch.uint8)
-    again = peak_memory(hold, 1)
-    assert abs(again - little) < 0.2 * MEMORY < len(kept)
+    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY and little < len(kept)

@@ -1,16 +1,17 @@
-"""What goes wrong at the commands: one sentence, exit code 2, nothing left behind."""
+"""What goes wrong at the commands: one sentence, exit code 2, nothing left behind.
+
+Data and checkpoints from elsewhere, and words that mean nothing: tests/test_hostile_*.py.
+"""
 import os
 import subprocess
 import sys
 
 import pytest
-import torch
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, contents, table_of, weights_file, words_for
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
 
 import test_net
 import train_net
 from config import MODALITIES, load_cfg
-from modeling import make_model
 from tools import export_features, profile_flops
 
 
@@ -35,18 +36,6 @@ def fails(command, monkeypatch, tmp_path):
     return call
 
 
-def test_fails_without_data(fails, tmp_path):
-    said = fails(train_net.main, *words_for(tmp_path / "none"))
-    assert str(tmp_path / "none" / "RGBNT201") in said and "make demo" in said and "\n" not in said
-    assert "RGBNT201/{train_171,test}/{RGB,NI,TI}/000001_cam1_0_00.jpg" in said
-
-
-def test_fails_for_a_missing_picture(fails, own_root):
-    missing = own_root / "RGBNT201" / "train_171" / "TI" / "000001_cam1_0_00.jpg"
-    missing.unlink()
-    assert f"{missing} is missing" in fails(train_net.main, *words_for(own_root))
-
-
 @pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"],
                                   ["DATASETS.VERIFY", "True"]], ids=" ".join)
 @pytest.mark.parametrize("split", ["train_171", "test"])
@@ -58,23 +47,15 @@ def test_fails_for_an_empty_picture_before_anything_is_written(fails, own_root, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path, workers):
-    """Without cache and check it is found when it is its turn: one line as well."""
+def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path):
+    """Without cache and check it is found when it is its turn, by a loading process: one line as well."""
     for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():
         empty.write_bytes(b"")
-    words = words_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", workers, "OUTPUT_DIR", tmp_path / "output")
+    words = words_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "output")
     done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert last.startswith("error: The picture ") and "it is empty" in last
-
-
-def test_fails_for_an_empty_split(fails, own_root):
-    for modality in MODALITIES:
-        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
-            path.unlink()
-    assert "query split of RGBNT201" in (said := fails(train_net.main, *words_for(own_root))) and "is empty" in said
 
 
 def test_fails_for_too_few_identities(fails, tiny_root):
@@ -82,24 +63,11 @@ def test_fails_for_too_few_identities(fails, tiny_root):
     assert "has 6 identities" in said and "lower SOLVER.IMS_PER_BATCH to at most 12" in said
 
 
-def test_fails_for_too_few_samples_of_a_shuffled_batch(fails, tiny_root):
-    said = fails(train_net.main, *words_for(tiny_root, "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "50"))
-    assert "has 48 triplets" in said and "lower SOLVER.IMS_PER_BATCH" in said
-
-
 @pytest.mark.parametrize("opts", [["MODEL.DEVICE", "cuda:99"], ["MODEL.DEVICE", "cuda", "MODEL.DEVICE_ID", "99"]],
                          ids=["device", "its number"])
 def test_fails_for_a_gpu_that_is_not_there(fails, tiny_root, opts):
     said = fails(train_net.main, *words_for(tiny_root, *opts))
     assert "The GPU cuda:99" in said and "CUDA devices that torch can use" in said and "set MODEL.DEVICE to 'cpu'" in said
-
-
-@pytest.mark.parametrize(("opts", "reason"), [
-    (["SOLVER.STEPS", "(30, 60)"], "a cosine"), (["MODEL.PROMPT", "True"], "MambaPro"),
-    (["MODEL.IF_WITH_CENTER", "yes"], "METRIC_LOSS_TYPE")], ids=["steps", "prompt", "center"])
-def test_fails_for_a_key_that_does_nothing_here(fails, tiny_root, opts, reason):
-    said = fails(train_net.main, *words_for(tiny_root, *opts))
-    assert said.startswith(f"{ONE_LINE}{opts[0]}") and reason in said
 
 
 def test_fails_for_pretrained_weights_of_something_else(fails, tiny_root, small_weights):
@@ -113,10 +81,6 @@ def test_fails_for_an_output_that_is_a_file(fails, tiny_root, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_fails_for_a_seed_that_torch_cannot_take(fails, tiny_root):
-    assert "SOLVER.SEED" in fails(train_net.main, *words_for(tiny_root, "SOLVER.SEED", str(10**30)))
-
-
 @pytest.fixture
 def small_weights(tiny_root, tmp_path):
     return weights_file(tmp_path / "weights.pth", load_cfg(CONFIG, words_for(tiny_root)[2:]))
@@ -125,36 +89,6 @@ def small_weights(tiny_root, tmp_path):
 def test_weights_without_a_run_are_tested(command, tiny_root, small_weights):
     code, stdout, _ = command(test_net.main, *words_for(tiny_root, "--weight", small_weights))
     assert code == 0 and list(table_of(stdout)) == ["1", "2", "3"]
-
-
-def test_fails_without_weights(fails, tiny_root):
-    said = fails(test_net.main, *words_for(tiny_root))
-    assert "TEST.WEIGHT" in said and "--weight" in said
-
-
-def test_fails_for_weights_that_do_not_exist(fails, tiny_root, tmp_path):
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", tmp_path / "none.pth"))
-    assert str(tmp_path / "none.pth") in said and "do not exist" in said
-
-
-@pytest.mark.parametrize("content", [b"", b"these are no weights", bytes(range(256)) * 40, b"PK\x03\x04 cut short"])
-def test_fails_for_a_file_that_holds_no_weights(fails, tiny_root, tmp_path, content):
-    path = tmp_path / "random.pth"
-    path.write_bytes(content)
-    assert str(path) in (said := fails(test_net.main, *words_for(tiny_root, "--weight", path))) and "cannot be read" in said
-
-
-def test_fails_for_weights_that_are_cut_short(fails, tiny_root, small_weights):
-    small_weights.write_bytes(small_weights.read_bytes()[:-1000])
-    assert "cut short" in fails(test_net.main, *words_for(tiny_root, "--weight", small_weights))
-
-
-@pytest.mark.parametrize("content", [{"a": torch.zeros(3)}, {"model": {"a": 3}}, [1, 2], {"model": [1]}, 3], ids=repr)
-def test_fails_for_other_things_that_torch_loads(fails, tiny_root, tmp_path, content):
-    path = tmp_path / "other.pth"
-    torch.save(content, path)
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", path))
-    assert str(path) in said and "no weights of this model" in said
 
 
 def test_fails_for_weights_of_another_configuration(fails, tiny_root, small_weights):
@@ -173,28 +107,6 @@ def test_fails_for_weights_of_a_smaller_configuration(fails, tiny_root, tmp_path
     assert said.count("is missing") == 3 and "sdtps." in said
 
 
-def test_fails_for_weights_of_another_data_set(fails, tiny_root, tmp_path):
-    path = weights_file(tmp_path / "other.pth", load_cfg(CONFIG, words_for(tiny_root)[2:]), dataset="MSVR310")
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", path))
-    assert "trained on MSVR310" in said and "is for RGBNT201" in said
-
-
-def test_fails_for_fewer_cameras_than_the_data_has(fails, tiny_root, tmp_path):
-    cfg = load_cfg(CONFIG, words_for(tiny_root)[2:])
-    torch.save({"model": make_model(cfg, 6, 2).state_dict()}, tmp_path / "two.pth")
-    assert "camera" in fails(test_net.main, *words_for(tiny_root, "--weight", tmp_path / "two.pth"))
-
-
-@pytest.mark.parametrize("name", ["x.txt", "x", "folder.npz", "file/x.npz"])
-def test_fails_for_an_export_that_cannot_be_written(fails, tiny_root, small_weights, tmp_path, name):
-    (tmp_path / "folder.npz").mkdir()
-    (tmp_path / "file").touch()
-    before = contents(tmp_path)
-    said = fails(export_features.main, *words_for(tiny_root, "--weight", small_weights), "--output", tmp_path / name)
-    assert str(tmp_path / name) in said and "must be a file ending in .npz" in said
-    assert contents(tmp_path) == before
-
-
 def test_a_failed_export_leaves_no_file(fails, own_root, small_weights, tmp_path):
     empty = own_root / "RGBNT201" / "test" / "RGB" / sorted(os.listdir(own_root / "RGBNT201" / "test" / "RGB"))[3]
     empty.write_bytes(b"")
@@ -210,13 +122,6 @@ def test_profile_refuses_what_is_no_count(command, flag, value):
     assert code == 2 and not stdout and flag in stderr and value in stderr and "Traceback" not in stderr
 
 
-def test_fails_for_weights_that_are_not_finite(fails, tiny_root, small_weights, tmp_path):
-    content = torch.load(small_weights, weights_only=True)
-    content["model"]["trunk.vit.norm.weight"].fill_(torch.nan)
-    torch.save(content, tmp_path / "nan.pth")
-    assert "not finite" in fails(test_net.main, *words_for(tiny_root, "--weight", tmp_path / "nan.pth"))
-
-
 @pytest.mark.parametrize("content", ["[]", "{}", '[{"epoch": 1}]', '[{"epoch": 1, "patterns": {"1": {"mAP": 0.5}}}]', "[1",
                                      "3"])
 def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, content):
@@ -226,14 +131,6 @@ def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, content):
     code, _, stderr = command(draw_curves.main, "--run", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
-
-
-def test_a_training_without_matches_ends_before_it_begins(fails, own_root):
-    for modality in MODALITIES:
-        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
-            if "_cam1_" not in path.name:
-                path.unlink()
-    assert "has a match in the gallery" in fails(train_net.main, *words_for(own_root))
 
 
 def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):

@@ -118,9 +118,11 @@ def test_a_folder_in_place_of_the_file_is_told(tmp_path):
     assert str(tmp_path) in (message := error(tmp_path)) and "--config_file" in message
 
 
-def test_a_file_that_is_no_text_is_told(tmp_path):
-    path = tmp_path / "picture.yml"
-    path.write_bytes(b"\xff\xd8\xff\xe0")
+@pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0", "OUTPUT_DIR: Läufe".encode("latin-1")],
+                         ids=["a picture", "another encoding"])
+def test_a_file_that_is_not_utf_8_is_told(tmp_path, content):
+    path = tmp_path / "run.yml"
+    path.write_bytes(content)
     assert str(path) in (message := error(path)) and "cannot be read" in message
 
 

@@ -1,13 +1,14 @@
-"""convert_checkpoint.py as the shell would call it: both ways, what test_net.py makes of the results, and what it refuses."""
+"""convert_checkpoint.py as the shell would call it: both ways, the features that the results give, and what it refuses."""
+import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, contents, table_of, words_for
+from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, contents, words_for
+from golden_cases import relative_error
 
-import test_net
 from config import load_cfg
 from modeling import make_model
 from modeling.weights import to_demo
-from tools import convert_checkpoint
+from tools import convert_checkpoint, export_features
 
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 
@@ -31,7 +32,6 @@ def ours(words, tmp_path_factory):
             tensor.uniform_(0.5, 2)
         elif name.endswith("tracked"):
             tensor.fill_(11)
-    model.atmoe.norm.weight.data.mul_(50)  # so that ATMoE's feature decides the ranking of the enhanced ones
     path = tmp_path_factory.mktemp("ours") / "best.pth"
     torch.save({"model": model.state_dict(), "num_class": 6, "camera_num": 4, "dataset": "RGBNT201", "epoch": 3,
                 "config": cfg.dump(), "optimizer": {"state": {}}}, path)
@@ -86,7 +86,7 @@ def test_to_demo_and_back(convert, ours, tmp_path):
     assert_same(dict(sorted(content["model"].items())), dict(sorted(expected.items())))
 
 
-def test_prefixed_and_half_precision(convert, demo, tmp_path):
+def test_a_prefix_goes_and_half_precision_stays(convert, demo, tmp_path):
     """A checkpoint of several devices in half precision: the prefix goes, the type stays."""
     half = {name: tensor.half() if tensor.is_floating_point() else tensor
             for name, tensor in torch.load(demo, weights_only=True).items()}
@@ -106,31 +106,32 @@ def test_unknown_tensors_are_kept_and_told(convert, demo, tmp_path):
     assert_same(back, weights)
 
 
-def test_every_form_is_tested_to_the_same_table(command, convert, words, ours, demo, tmp_path):
+def test_every_form_gives_the_same_features(command, convert, words, ours, demo, tmp_path):
     paths = {"ours": ours, "DeMo's": demo} | {name: tmp_path / f"{name}.pth" for name in (
-        "prefixed", "contained", "converted to ours", "converted to DeMo's")}
-    prefixed = {f"module.{name}": tensor for name, tensor in torch.load(demo, weights_only=True).items()}
+        "prefixed", "contained", "converted to ours", "converted to DeMo's", "with other experts")}
+    weights = torch.load(demo, weights_only=True)
+    prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}
     torch.save(prefixed, paths["prefixed"])
     torch.save({"model": prefixed, "epoch": 50}, paths["contained"])
     convert(demo, paths["converted to ours"], "ours")
     convert(ours, paths["converted to DeMo's"], "demo")
-    tables = {}
-    for name, path in paths.items():
-        code, tables[name], stderr = command(test_net.main, *words, "--weight", path)
-        assert code == 0, stderr
-        assert str(path) in tables[name].splitlines()[0]
-        tables[name] = tables[name].partition("\n")[2]
-    assert list(table_of(tables["ours"])) == ["1", "2", "3"]
-    assert set(tables.values()) == {tables["ours"]}
-
     weights = torch.load(ours, weights_only=True)
     weights["model"]["atmoe.expert_weight"] = weights["model"]["atmoe.expert_weight"].flip(0)
-    torch.save(weights, tmp_path / "other.pth")
-    _, other, _ = command(test_net.main, *words, "--weight", tmp_path / "other.pth")
-    assert table_of(other)["1"] == table_of(tables["ours"])["1"] and table_of(other)["2"] != table_of(tables["ours"])["2"]
+    torch.save(weights, paths["with other experts"])
+    features = {}
+    for name, path in paths.items():
+        code, _, stderr = command(export_features.main, *words, "--weight", path, "--output", tmp_path / "x.npz")
+        assert code == 0, stderr
+        with np.load(tmp_path / "x.npz") as found:
+            features[name] = torch.from_numpy(found["features"])
+    others, expected = features.pop("with other experts"), features["ours"]
+    assert all(relative_error(found, expected) < 1e-6 for found in features.values())
+    original = 3 * TRUNK_WIDTH
+    assert relative_error(others[:, :original], expected[:, :original]) < 1e-6
+    assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
 
 
-def test_overwrite(convert, ours, demo, tmp_path):
+def test_overwrite_may_replace_the_source_itself(convert, ours, demo, tmp_path):
     (tmp_path / "x.pth").write_bytes(demo.read_bytes())
     content, _ = convert(tmp_path / "x.pth", tmp_path / "x.pth", "ours", "--overwrite")
     assert "atmoe.expert_weight" in content["model"]
@@ -199,7 +200,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model(refuses, demo, tmp_path, ki
         assert str(source) in said and reason in said
 
 
-def test_names_that_are_no_direction(command, demo, tmp_path):
+def test_a_direction_that_is_neither_is_told(command, demo, tmp_path):
     code, _, stderr = command(convert_checkpoint.main, demo, tmp_path / "x.pth", "--to", "theirs")
     assert code == 2 and "--to" in stderr and "Traceback" not in stderr
     assert not list(tmp_path.iterdir())

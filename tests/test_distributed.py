@@ -8,31 +8,43 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, SMALL, records_of
+import two_processes
+from commands import ROOT, SMALL, near, records_of
+from interrupted import call
+
+from config import load_cfg
 
 CONFIGS = ROOT / "configs" / "Synthetic"
+MODELS = ("DeMo", "DeMo_SDTPS")
 STILL = ("MODEL.DROP_PATH", "0.0", "SOLVER.AMP", "off")
 """Without what every process draws for itself, and in float32 on any processor."""
 
 
-def torchrun(script, *words, processes=2):
-    """Run a script of the project's in so many processes: → the completed process."""
-    return subprocess.run(command_of(script, *words, processes=processes), capture_output=True, text=True, timeout=300)
+def torchrun(script, *words):
+    """Run a script of the project's in two processes: → the completed process."""
+    return subprocess.run(command_of(script, *words), capture_output=True, text=True, timeout=300)
 
 
-def command_of(script, *words, processes=2):
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
-            str(ROOT / script), *map(str, words)]
+def command_of(script, *words):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / script),
+            *map(str, words)]
 
 
-@pytest.fixture(scope="module", params=["DeMo", "DeMo_SDTPS"])
-def stepped(request, tmp_path_factory):
-    """What one process and each of two have after a few steps."""
-    folder = tmp_path_factory.mktemp(request.param)
-    for count in (1, 2):
-        done = torchrun("tests/two_processes.py", CONFIGS / f"{request.param}.yml", folder, *SMALL, *STILL, processes=count)
-        assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"{name}.pth") for name in ("0_of_1", "0_of_2", "1_of_2")]
+@pytest.fixture(scope="module")
+def two_stepped(tmp_path_factory):
+    """The folder of what each of two processes has after a few steps of each model."""
+    folder = tmp_path_factory.mktemp("stepped")
+    files = ",".join(str(CONFIGS / f"{model}.yml") for model in MODELS)
+    done = torchrun("tests/two_processes.py", folder, files, *SMALL, *STILL)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def stepped(request, two_stepped):
+    """What one process, this one, and each of two have after a few steps."""
+    alone = two_processes.steps(load_cfg(CONFIGS / f"{request.param}.yml", [*SMALL, *STILL]))
+    return [alone, *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1))]
 
 
 def test_two_processes_step_like_one(stepped):
@@ -68,21 +80,21 @@ def words(root, output, *more):
 def trained(tiny_root, tmp_path_factory):
     """The folders of a run by one process and of the same by two."""
     folder = tmp_path_factory.mktemp("trained")
-    for count, more in ((1, ()), (2, ("MODEL.DIST_TRAIN", "True"))):
-        done = torchrun("train_net.py", *words(tiny_root, folder / str(count), *more), processes=count)
-        assert done.returncode == 0, done.stderr
+    assert call(words(tiny_root, folder / "1")) == 0
+    done = torchrun("train_net.py", *words(tiny_root, folder / "2", "MODEL.DIST_TRAIN", "True"))
+    assert done.returncode == 0, done.stderr
     return folder / "1", folder / "2"
 
 
 def test_two_processes_train_like_one(trained):
     alone, shared = (records_of(folder) for folder in trained)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
-    for one, two in zip(alone[1:], shared[1:], strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-        assert two["accuracy"] == pytest.approx(one["accuracy"])
     for one, two in zip(alone, shared, strict=True):
-        for pattern, measures in one["patterns"].items():
-            assert two["patterns"][pattern]["mAP"] == pytest.approx(measures["mAP"], rel=1e-3)
+        assert two["patterns"] == near(one["patterns"])
+        if one["epoch"]:
+            assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+            # Of 40 samples or more, the scores of one may be equal but for rounding.
+            assert two["accuracy"] == pytest.approx(one["accuracy"], abs=1 / 40)
 
 
 def test_one_process_writes(trained):

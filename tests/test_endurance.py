@@ -80,20 +80,23 @@ def is_running(pid):
         return False
 
 
-def test_memory_and_time_stay_over_200_epochs(tiny_root, tmp_path, record_property, capsys):
+def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run(tiny_root, tmp_path, capsys):
     """Of the run and of its loading processes, one for training and one for evaluation. Every epoch is recorded, every tenth
     evaluated and saved."""
     process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", EPOCHS, "SOLVER.EVAL_PERIOD", "10", "DATALOADER.NUM_WORKERS", "1",
                     "DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "24")
-    samples, begun, last = {}, {}, 0
+    samples, begun, last, loaders = {}, {}, 0, set()
     while process.poll() is None:
         epoch = epochs_of(tmp_path)
         if epoch > last:
             begun[epoch], last = time.perf_counter(), epoch
-            samples[epoch] = [resident(process.pid), *map(resident, sorted(children(process.pid)))]
+            loaders |= (now := children(process.pid))
+            samples[epoch] = [resident(process.pid), *map(resident, sorted(now))]
         time.sleep(0.05)
     output = process.communicate()[0]
     assert process.returncode == 0 and epochs_of(tmp_path) == EPOCHS, output[-2000:]
+    assert loaders
+    assert_all_ended(loaders)
 
     def window(end):
         return [samples[epoch] for epoch in samples if end - WINDOW <= epoch < end and len(samples[epoch]) == 3]
@@ -148,12 +151,4 @@ def test_loading_processes_end_with_an_error(own_root, tmp_path):
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 2 and "Traceback" not in output, output
     assert output.strip().splitlines()[-1].startswith("error: The picture ")
-    assert_all_ended(loaders)
-
-
-def test_loading_processes_end_with_the_run(tiny_root, tmp_path):
-    process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "3")
-    loaders = wait_for(lambda: children(process.pid), process)
-    output = process.communicate(timeout=90)[0]
-    assert process.returncode == 0, output
     assert_all_ended(loaders)

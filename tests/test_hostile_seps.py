@@ -26,19 +26,19 @@ def data_of(place):
     return place.root / "shapes"
 
 
-def mapping(change):
-    """Change the mapping of images to pictures: `change(mapping, an image of the training split)`."""
+def mapping(change, number=3):
+    """Change the mapping of images to pictures: `change(mapping, the image of this number in the training split)`."""
     def make(place):
         file = data_of(place) / "id_mapping.json"
         found = json.loads(file.read_text())
-        change(found, (data_of(place) / "train_ids.txt").read_text().split()[3])
+        change(found, (data_of(place) / "train_ids.txt").read_text().split()[number])
         file.write_text(json.dumps(found))
 
     return make
 
 
-def to(path):
-    return mapping(lambda found, image: found.update({image: path}))
+def to(path, number=3):
+    return mapping(lambda found, image: found.update({image: path}), number)
 
 
 def line(name, number, text):
@@ -56,18 +56,18 @@ def file(name, content):
     return lambda place: (data_of(place) / name).write_bytes(content)
 
 
-def picture(make):
+def picture(make, number=3):
     """Put what `make(path)` makes in the place of a training picture."""
     def change(place):
-        path = a_picture(place)
+        path = a_picture(place, number)
         path.unlink()
         make(path)
 
     return change
 
 
-def a_picture(place):
-    return Path(read_image_texts(place.root, "shapes", "train").paths[3])
+def a_picture(place, number=3):
+    return Path(read_image_texts(place.root, "shapes", "train").paths[number])
 
 
 def secret_beside(place):
@@ -134,33 +134,50 @@ WORDS = {"more captions in a batch than there are": ("SOLVER.IMS_PER_BATCH", "10
 
 
 @table([Case(name, "train_seps", make, (*ONE_EPOCH, *WORDS.get(name, ())), tuple(says)) for name, make, says in TOLD])
-def test_it_is_told_in_one_sentence(case, place, command):
+def test_damaged_data_are_told_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 
-FINE = [
-    ("strange characters in captions", line("train_caps.txt", 3, "\x00 \x1b[31m \u200b Straße 猫 🚶 \u2028 ' OR 1=1 --")),
-    ("a caption without end", line("train_caps.txt", 3, "red " * 100_000)),
-    ("a caption of one sign", line("train_caps.txt", 3, ".")),
-    ("the names of special words", line("train_caps.txt", 3, "[PAD] [CLS] [SEP] [MASK] [UNK]")),
-    ("line ends of Windows", lambda place: (data_of(place) / "train_caps.txt").write_bytes(
-        (data_of(place) / "train_caps.txt").read_bytes().replace(b"\n", b"\r\n"))),
-    ("a name with spaces and signs", lambda place: (a_picture(place).rename(a_picture(place).with_name("Straße 猫 %s {0}.jpg")),
-                                                    to("Straße 猫 %s {0}.jpg")(place))),
-    ("a picture that is a link", lambda place: (
-        shutil.move(a_picture(place), place.folder / "far.jpg"),
-        (data_of(place) / "images" / "near.jpg").symlink_to(place.folder / "far.jpg"), to("near.jpg")(place))),
-    ("a picture of one pixel", picture(lambda path: Image.new("RGB", (1, 1)).save(path))),
-    ("a picture of 16 bits", picture(lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path, "PNG"))),
-    ("a palette with transparency", picture(lambda path: Image.new("P", (9, 9)).save(path, "PNG", transparency=b"\0\1"))),
-    ("a very long picture", picture(lambda path: Image.new("RGB", (3000, 2)).save(path))),
-    ("the same picture for two images", mapping(lambda found, image: found.update({image: found[min(found)]}))),
-]
+def with_line_ends_of_windows(place):
+    path = data_of(place) / "train_caps.txt"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
 
 
-@table([Case(name, "train_seps", make, ONE_EPOCH, ()) for name, make in FINE])
-def test_it_is_handled(case, place, command):
-    stderr = run_case(case, place, command)[1]
+def renamed(place, number, name="Straße 猫 %s {0}.jpg"):
+    path = a_picture(place, number)
+    path.rename(path.with_name(name))
+    to(name, number)(place)
+
+
+def linked(place, number):
+    shutil.move(a_picture(place, number), place.folder / "far.jpg")
+    (data_of(place) / "images" / "near.jpg").symlink_to(place.folder / "far.jpg")
+    to("near.jpg", number)(place)
+
+
+STRANGE = {
+    "captions": [
+        line("train_caps.txt", 3, "\x00 \x1b[31m \u200b Straße 猫 🚶 \u2028 ' OR 1=1 --"),
+        line("train_caps.txt", 5, "red " * 100_000),
+        line("train_caps.txt", 7, "."),
+        line("train_caps.txt", 9, "[PAD] [CLS] [SEP] [MASK] [UNK]"),
+        with_line_ends_of_windows],
+    "pictures": [
+        lambda place: renamed(place, 1),
+        lambda place: linked(place, 2),
+        picture(lambda path: Image.new("RGB", (1, 1)).save(path), 3),
+        picture(lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path, "PNG"), 4),
+        picture(lambda path: Image.new("P", (9, 9)).save(path, "PNG", transparency=b"\0\1"), 5),
+        picture(lambda path: Image.new("RGB", (3000, 2)).save(path), 6),
+        mapping(lambda found, image: found.update({image: found[min(found)]}), 7)],  # the same for two images
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_strange_captions_and_pictures_are_trained_on(what, place, command):
+    for make in STRANGE[what]:
+        make(place)
+    stderr = run_case(Case("", "train_seps", lambda place: None, ONE_EPOCH, ()), place, command)[1]
     assert "pictures are in training" not in stderr
     records = json.loads((place.folder / "output" / "metrics.json").read_text())
     assert np.isfinite(records[-1]["loss"]) and 0 <= records[-1]["test"]["rSum"] <= 600

@@ -62,6 +62,9 @@ CHECKPOINTS = [
     ("of a number", saved(3), ["no weights of this model"]),
     ("of a list", saved([torch.zeros(2)]), ["no weights of this model"]),
     ("of a tensor", saved(torch.zeros(2)), ["no weights of this model"]),
+    ("of another model", saved({"a": torch.zeros(3)}), ["no weights of this model"]),
+    ("of a number for a tensor", saved({"model": {"a": 3}}), ["no weights of this model"]),
+    ("of a list for a state dict", saved({"model": [1]}), ["no weights of this model"]),
     ("of numbered tensors", saved({1: torch.zeros(2)}), ["no weights of this model"]),
     ("of texts for tensors", weights(lambda content: {"model": dict.fromkeys(content["model"], "text")}), ["no weights"]),
     ("that lacks a tensor", weights(lambda content: content["model"].pop(NORM) is None), [f"{NORM} is missing"]),
@@ -79,7 +82,7 @@ LONG = ("--weight", "a" * 300)
 
 @table([Case(f"a checkpoint {name}", "test", make, LONG if "too long" in name else FILE, tuple(says))
         for name, make, says in CHECKPOINTS])
-def test_it_is_told_in_one_sentence(case, place, command):
+def test_a_damaged_checkpoint_is_told_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 
@@ -90,16 +93,17 @@ def test_what_a_checkpoint_says_of_cameras_is_not_trusted(cameras, place, comman
     run_case(Case("", "test", nothing, FILE, ()), place, command)
 
 
-OUTPUTS = ("x.txt", "x", "", "folder.npz", "file/x.npz", f"{'a' * 300}.npz")
+NPZ = "must be a file ending in .npz"
+OUTPUTS = {"x.txt": NPZ, "x": NPZ, "": NPZ, "folder.npz": NPZ, "file/x.npz": NPZ, f"{'a' * 300}.npz": "File name too long"}
 WORDS = [
     *(Case(f"an export to {name[:20]!r}", "export", lambda place: (
         weights_for(place.root, place.folder / "w.pth"), (place.folder / "folder.npz").mkdir(),
         (place.folder / "file").touch()),
-        (*FILE, "--output", "{folder}/" + name), ("{folder}",)) for name in OUTPUTS),
+        (*FILE, "--output", "{folder}/" + name), ("{folder}", said)) for name, said in OUTPUTS.items()),
     Case("an export of no split", "export", nothing, ("--split", "validation", "--output", "x.npz"), ("--split",)),
     Case("an export of no pattern", "export", nothing, ("--return_pattern", "7", "--output", "x.npz"), ("--return",)),
     Case("an export without an output", "export", nothing, (), ("--output",)),
-    Case("no weights", "test", nothing, (), ("No weights to evaluate",)),
+    Case("no weights", "test", nothing, (), ("No weights to evaluate", "TEST.WEIGHT", "--weight")),
     Case("numbers to a folder", "test", nothing, (*FILE, "--json", "{folder}"), ("a file ending in .json",)),
     Case("a conversion of nothing", "convert", nothing, ("{folder}/a.pth", "{folder}/b.pth", "--to", "ours"), ("do not",)),
     Case("a conversion to a folder", "convert", nothing, ("{folder}/a.pth", "{folder}", "--to", "ours"), ("ending in .pth",)),
@@ -116,5 +120,5 @@ WORDS = [
 
 
 @table(WORDS)
-def test_words_are_told_in_one_sentence(case, place, command):
+def test_words_that_mean_nothing_are_told_in_one_sentence(case, place, command):
     run_case(case, place, command)

@@ -7,12 +7,28 @@ import torch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train_net", "train_seps"])
-def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, command):
-    kill_test.main(["--kills", "3", "--epochs", "2", "--command", command, "--json", str(tmp_path / "x.json")])
+@pytest.mark.parametrize(("command", "kills"), [("train_net", 3), ("train_seps", 1)])
+def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, command, kills):
+    """SEPS is trained by the same loop: one kill is enough to see that its command continues."""
+    kill_test.main(["--kills", str(kills), "--epochs", "2", "--command", command, "--json", str(tmp_path / "x.json")])
     found = json.loads((tmp_path / "x.json").read_text())
-    assert len(found["kills"]) == 3 and not found["differences"]
-    assert "3 kills" in capsys.readouterr().out
+    assert len(found["kills"]) == kills and not found["differences"]
+    assert f"{kills} kills" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_its_kill_is_followed_by_another(tmp_path, monkeypatch):
+    """The first run here is over before each of its kills; the others are as long as wanted."""
+    asked = []
+
+    def killed(command, output, options, seconds, numbers):
+        asked.append(list(numbers))
+        yield from ({"after": 0.0} for _ in numbers if len(asked) > 1)
+
+    for name, stand_in in (("make_data", lambda *_: []), ("undisturbed", lambda *_: 1.0), ("killed", killed),
+                           ("differing", lambda *_: [])):
+        monkeypatch.setattr(kill_test, name, stand_in)
+    found = kill_test.kill_test(tmp_path, kill_test.parser().parse_args(["--kills", "2"]))
+    assert asked == [[0, 1], [1, 2]] and (len(found["kills"]), found["runs"]) == (2, 2)
 
 
 def test_differences_are_found(tmp_path):

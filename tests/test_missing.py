@@ -3,7 +3,7 @@ import runpy
 
 import pytest
 import torch
-from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
+from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, cases_of, near, printed, table_of, weights_file, words_for
 from golden_cases import relative_error
 from reference import sdtps as reference
 from tiny import CAMERAS, random_images, tiny_model
@@ -149,31 +149,30 @@ def words(tiny_root, tmp_path_factory):
     return [*words, "TEST.WEIGHT", str(path)]
 
 
-def test_one_table_of_all_cases(words, command):
-    code, stdout, stderr = command(test_net.main, *words, "TEST.MISS", "all")
+def test_one_table_of_all_cases(words, command, tmp_path):
+    """As each case alone gives, which is computed in other batches."""
+    code, stdout, stderr = command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")
     assert code == 0, stderr
+    found = cases_of(tmp_path / "all.json")
+    assert list(found) == ["nothing", *MISSING_CASES]
+    assert len({str(record) for record in found.values()}) == len(found), "every case has numbers of its own"
+    for miss, record in found.items():
+        code, alone, _ = command(test_net.main, *words, "TEST.MISS", miss, "--json", tmp_path / "one.json")
+        assert code == 0 and cases_of(tmp_path / "one.json") == {miss: near(record)}
+        without = f", without {' and '.join(MISSING[miss])}" if MISSING[miss] else ""
+        assert alone.splitlines()[0] == f"RGBNT201 in {words[3]}, 32 queries, {words[-1]}{without}, in percent"
+
     caption, header, *lines = stdout.splitlines()
     assert caption == f"RGBNT201 in {words[3]}, 32 queries, {words[-1]}, in percent"
     assert header.split() == ["missing", "return", "pattern", *COLUMNS]
+    label = len(header) - len(header.removeprefix("missing").lstrip())
     names = ["nothing", "r: RGB", "n: NI", "t: TI", "rn: RGB, NI", "rt: RGB, TI", "nt: NI, TI", "mean of the six"]
-    assert len(lines) == 3 * len(names)
-    tables = {}
-    for place, name in enumerate(names):
-        rows = lines[3 * place:3 * place + 3]
-        label = len(header) - len(header.removeprefix("missing").lstrip())
-        assert [row[:label].strip() for row in rows] == [name, "", ""]
-        tables[name] = table_of("\n".join(row[label:] for row in rows))
-        assert list(tables[name]) == ["1", "2", "3"]
-
-    for name, miss in zip(names, ("nothing", *MISSING_CASES), strict=False):
-        code, stdout, _ = command(test_net.main, *words, "TEST.MISS", miss)
-        assert code == 0 and table_of(stdout) == tables[name], miss
-        without = f", without {name.split(': ')[1].replace(', ', ' and ')}" if miss != "nothing" else ""
-        assert stdout.splitlines()[0].endswith(f"{words[-1]}{without}, in percent")
-    assert len({str(table) for table in tables.values()}) == len(tables), "every case has numbers of its own"
-    for pattern, row in tables["mean of the six"].items():
-        of_six = zip(*(tables[name][pattern] for name in names[1:-1]), strict=True)
-        assert row == [pytest.approx(sum(values) / 6, abs=0.101) for values in of_six]
+    assert [line[:label].strip() for line in lines] == [cell for name in names for cell in (name, "", "")]
+    tables = [table_of("\n".join(row[label:] for row in lines[start:start + 3])) for start in range(0, len(lines), 3)]
+    assert tables[:-1] == [printed(record) for record in found.values()]
+    for pattern, row in tables[-1].items():
+        of_six = zip(*(found[miss][pattern].values() for miss in MISSING_CASES), strict=True)
+        assert [float(number) for number in row] == [pytest.approx(100 * sum(values) / 6, abs=0.0501) for values in of_six]
 
 
 @pytest.mark.parametrize(("script", "more"), [

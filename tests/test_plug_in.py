@@ -87,7 +87,7 @@ def test_the_changed_checkout_stands_alone(tried):
     assert not {"timm", "torchvision", "datasets", "engine"} & set(tried["modules"])
 
 
-def test_keys(tried):
+def test_the_guide_adds_our_keys_with_our_defaults(tried):
     defaults = load_cfg(CONFIG.with_name("Baseline.yml")).MODEL
     added = {name for name in tried["defaults"] if "SDTPS" in name}
     assert added == {name for name in defaults if "SDTPS" in name} - {"SDTPS_LOSS_WEIGHT", "SDTPS_GUIDE_MISSING"}
@@ -110,8 +110,14 @@ def assert_identical(tensors, others):
         assert (one is None and other is None) or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
+def assert_near(outputs, others):
+    """Slimmed tokens and masks of this process and of the checkout's, which may have another number of threads."""
+    for one, other in zip(outputs, others, strict=True):
+        assert relative_error(one, other) < 1e-6
+
+
 @EACH_SETTING
-def test_training(results, setting):
+def test_training_returns_another_pair_and_reaches_every_new_parameter(results, setting):
     off, on = results[f"{setting}, off"], results[f"{setting}, on"]
     scores, feature, *others = on["outputs"]
     assert scores.shape == (BATCH, CLASSES)
@@ -147,7 +153,7 @@ def test_the_other_weights_start_the_same(results, setting):
 
 
 @EACH_SETTING
-def test_patterns(results, setting):
+def test_patterns_hold_the_features_of_our_module(results, setting):
     """1 original, 2 enhanced, 3 both; the numbers of SDTPS are those of this project's module."""
     off, on = results[f"{setting}, off"], results[f"{setting}, on"]
     patches = 10 * 4 if setting == "overlapping patches" else 8 * 4
@@ -156,12 +162,12 @@ def test_patterns(results, setting):
     with torch.no_grad():
         outputs = module.eval()(*on["inner"]["inputs"])
     assert outputs[0].shape == (BATCH, int(patches * 0.4 * 0.5) + 1, WIDTH)
-    assert_identical(outputs, on["inner"]["outputs"])
+    assert_near(outputs, on["inner"]["outputs"])
 
     original, enhanced, both = (on["patterns"][pattern] for pattern in (1, 2, 3))
     assert torch.equal(original, off["patterns"][1])
     slimmed = torch.cat([tokens.mean(dim=1) for tokens in outputs[:3]], dim=-1)
-    assert torch.equal(enhanced[:, :3 * WIDTH], slimmed)
+    assert relative_error(enhanced[:, :3 * WIDTH], slimmed) < 1e-6
     assert enhanced.shape[1] == (3 + 7 * ("HDM" in setting)) * WIDTH
     assert torch.equal(both, torch.cat([original, enhanced], dim=-1))
     if "HDM" in setting:
@@ -216,7 +222,7 @@ def test_its_checkpoint_is_converted_and_back(checkpoint, command):
     assert_identical(before.values(), (after[name] for name in before))
 
 
-def test_cost(results):
+def test_the_cost_is_that_of_the_guides_table(results):
     """The figures of the guide's first table."""
     off, on = results["full size, off"], results["full size, on"]
     assert off == results["full size, untouched"]
@@ -252,10 +258,10 @@ def test_the_keys_are_used(results):
     assert inner["outputs"][0].shape[1] == 12 + 1
     assert inner["outputs"][3].sum(dim=1).eq(24).all()
     with torch.no_grad():
-        assert_identical(module(*inner["inputs"]), inner["outputs"])
+        assert_near(module(*inner["inputs"]), inner["outputs"])
 
 
-def test_gumbel(results):
+def test_gumbel_changes_gradients_alone(results):
     """Forward nothing changes; the gradient does, with the temperature too, but keeps its size."""
     plain, gumbel, warm = (results[case] for case in ("direct 1, on", "Gumbel", "warm Gumbel"))
     assert_identical(plain["outputs"], gumbel["outputs"])
@@ -267,7 +273,7 @@ def test_gumbel(results):
         assert max(other.norm(), third.norm()) < 10 * one.norm()
 
 
-def test_gumbel_selection(results):
+def test_gumbel_selection_changes_training_alone(results):
     """Other patches in training, the best as before in evaluation."""
     (_, plain, *rest), (_, selected, *same) = (results[case]["outputs"] for case in ("direct 1, on", "Gumbel selection"))
     assert plain.shape == selected.shape and not torch.equal(plain, selected)

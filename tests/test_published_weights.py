@@ -84,10 +84,13 @@ def expected_of(weights, name, grid):
     return found.reshape(1, 1, -1) if name == "cls_token" else found
 
 
-# In this order each trunk is made once; the seeds differ, so that nothing of the last file passes for the next one's.
+PLAIN = ("OpenAI's state dict", "timm's state dict")
+# In this order each trunk is made once; the seeds differ, so that nothing of the last file passes for the next one's. The
+# stride does not know of containers: one of each kind of trunk meets both.
 @pytest.mark.parametrize("seed, stride, case", [
     (seed, stride, case) for seed, (kind, stride, case) in enumerate(
-        (kind, stride, case) for kind in (CLIP, IMAGENET) for stride in GRIDS for case in REAL if REAL[case][0] == kind)])
+        (kind, stride, case) for kind in (CLIP, IMAGENET) for stride in GRIDS for case in REAL
+        if REAL[case][0] == kind and (stride == 16 or case in PLAIN))])
 def test_published_weights(seed, stride, case, tmp_path):
     kind, make, container, file, save = REAL[case]
     trunk, weights, path = real_trunk(kind, stride), make(seed), tmp_path / file

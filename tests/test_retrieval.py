@@ -30,9 +30,8 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("levels", [None, 2, 1], ids=["no ties", "ties", "mostly ties"])
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_against_a_sort(seed, counts, levels):
-    similarity, image_of = draw(seed, COUNTS[counts], levels)
+def test_against_a_sort(counts, levels):
+    similarity, image_of = draw(0, COUNTS[counts], levels)
     found = retrieval(similarity, image_of)
     assert_same(found, reference.retrieval(similarity.tolist(), image_of.tolist()))
     assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
@@ -40,7 +39,7 @@ def test_against_a_sort(seed, counts, levels):
         assert 0 < found["i2t R@1"] < found["i2t R@10"] and 0 < found["t2i R@1"] < found["t2i R@10"]
 
 
-def test_worked_out_by_hand():
+def test_recalls_worked_out_by_hand():
     """Image 0 finds its second caption first; image 1 finds another's first. Captions 0 and 2 are nearer to the other image."""
     similarity = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.5, 0.1]])
     found = retrieval(similarity, torch.tensor([0, 0, 1]))

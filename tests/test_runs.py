@@ -1,7 +1,12 @@
 """A run from start to end as a user types it, in processes of its own."""
 import os
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 
+import draw_curves
+import draw_ranks
+import draw_tokens
 import numpy as np
 import pytest
 import torch
@@ -11,11 +16,15 @@ from commands import (
     ONE_LINE,
     TRUNK_WIDTH,
     contents,
+    near,
+    printed,
     processes,
     records_of,
+    scores_of,
     table_of,
     words_for,
 )
+from interrupted import call
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,25 +38,23 @@ from tools import export_features
 
 @pytest.fixture(scope="module")
 def trained(tiny_root, tmp_path_factory):
-    """One training in a process of its own, with another beside it that loads in two processes: → their OUTPUT_DIRs."""
+    """The OUTPUT_DIR of a training in a process of its own."""
     folder = tmp_path_factory.mktemp("runs")
-    first, second = folder / "first", folder / "second"
-    processes(folder, ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", first)],
-              ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", second, "DATALOADER.NUM_WORKERS", "2")])
-    return first, second
+    processes(folder, ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", folder / "run")])
+    return folder / "run"
 
 
 @pytest.mark.slow
 def test_a_run_leaves_its_files(trained):
     for name in ("config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"):
-        assert (trained[0] / name).stat().st_size > 0
-    left = {path.name for path in trained[0].iterdir() if not path.name.startswith("events.out.tfevents.")}
+        assert (trained / name).stat().st_size > 0
+    left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
     assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 
 
 @pytest.mark.slow
 def test_metrics_hold_every_evaluation(trained):
-    records = records_of(trained[0])
+    records = records_of(trained)
     assert [record["epoch"] for record in records] == [0, 1, 2]
     for record in records:
         assert list(record["patterns"]) == ["1", "2", "3"]
@@ -63,31 +70,31 @@ def test_metrics_hold_every_evaluation(trained):
 
 @pytest.mark.slow
 def test_checkpoints_load_without_running_code(trained, tiny_root):
-    cfg = load_cfg(trained[0] / "config.yml")
-    scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained[0])[1:]}
+    cfg = load_cfg(trained / "config.yml")
+    scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
     for name in ("last.pth", "best.pth"):
-        content = torch.load(trained[0] / name, weights_only=True)
+        content = torch.load(trained / name, weights_only=True)
         assert (content["num_class"], content["camera_num"], content["dataset"]) == (6, 4, "RGBNT201")
         model = make_model(cfg, 6, 4)
         model.load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
-        assert content["config"] == (trained[0] / "config.yml").read_text()
+        assert content["config"] == (trained / "config.yml").read_text()
 
 
 @pytest.mark.slow
 def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
-    cfg = load_cfg(trained[0] / "config.yml")
-    assert cfg == load_cfg(CONFIG, words_for(tiny_root, "OUTPUT_DIR", trained[0])[2:])
+    cfg = load_cfg(trained / "config.yml")
+    assert cfg == load_cfg(CONFIG, words_for(tiny_root, "OUTPUT_DIR", trained)[2:])
     assert str(tiny_root) == cfg.DATASETS.ROOT_DIR
 
 
 @pytest.mark.slow
 def test_log_and_tensorboard_tell_what_metrics_tell(trained):
-    log = (trained[0] / "log.txt").read_text()
+    log = (trained / "log.txt").read_text()
     assert "48 train" in log and "RANDOM" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
-    board = EventAccumulator(str(trained[0]))
+    board = EventAccumulator(str(trained))
     board.Reload()
-    last = records_of(trained[0])[-1]
+    last = records_of(trained)[-1]
     for pattern, values in last["patterns"].items():
         for name, value in values.items():
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
@@ -97,43 +104,50 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
 
 @pytest.fixture(scope="module")
 def drawn(trained, tiny_root, tmp_path_factory):
-    """Everything one does with a finished run, each in a process of its own: name → (stdout, what it wrote)."""
+    """Everything one does with a finished run: → the folder of what it wrote, and what each command printed.
+
+    Table, features and report by processes of their own; the report has the scripts of the pictures in it, which are called
+    in this process.
+    """
     folder = tmp_path_factory.mktemp("drawn")
-    weight = trained[0] / "last.pth"
-    shutil.copytree(trained[0], folder / "report")
-    own = ["--config_file", trained[0] / "config.yml", "--weight", weight]
+    weight = trained / "last.pth"
+    shutil.copytree(trained, folder / "report")
+    own = ["--config_file", trained / "config.yml", "--weight", weight]
     commands = {
-        "table": ["test_net.py", *words_for(tiny_root, "TEST.WEIGHT", weight)],
+        "table": ["test_net.py", *words_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
         "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
                    "DATALOADER.NUM_WORKERS", "2"],
-        "curves": ["tools/draw_curves.py", "--run", trained[0], "--output", folder / "curves.png"],
-        "ranks": ["tools/draw_ranks.py", *own, "--output", "new/ranks.png", "--queries", "2"],
-        "tokens": ["tools/draw_tokens.py", *own, "--output", folder / "tokens.png", "--samples", "2"],
-        "report": ["tools/report.py", "--config_file", trained[0] / "config.yml", "OUTPUT_DIR", folder / "report"],
+        "report": ["tools/report.py", "--config_file", trained / "config.yml", "OUTPUT_DIR", folder / "report"],
     }
-    done = dict(zip(commands, processes(folder, *commands.values()), strict=True))
-    return folder, {name: process.stdout for name, process in done.items()}
+    done = processes(folder, *commands.values())
+    said = {name: process.stdout for name, process in zip(commands, done, strict=True)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, tool, words in (("curves", draw_curves, ["--run", trained, "--output", folder / "curves.png"]),
+                                  ("ranks", draw_ranks, [*own, "--output", "new/ranks.png", "--queries", "2"]),
+                                  ("tokens", draw_tokens, [*own, "--output", folder / "tokens.png", "--samples", "2"])):
+            with redirect_stdout(StringIO()) as stdout:
+                assert call(words, tool.main) == 0, name
+            said[name] = stdout.getvalue()
+    return folder, said
 
 
 @pytest.mark.slow
-def test_the_test_command_prints_the_last_record(trained, drawn):
-    table = table_of(drawn[1]["table"])
-    for pattern, values in records_of(trained[0])[-1]["patterns"].items():
-        assert table[pattern] == [pytest.approx(100 * values[column], abs=0.0501) for column in COLUMNS]
+def test_the_test_command_gives_the_last_record(trained, drawn):
+    found = scores_of(drawn[0] / "table.json")
+    assert found == near(records_of(trained)[-1]["patterns"])
+    assert table_of(drawn[1]["table"]) == printed(found)
     assert drawn[1]["table"].splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
 @pytest.mark.slow
-def test_the_runs_own_configuration_tests_the_same(trained, drawn, command):
-    code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth")
-    assert code == 0 and stdout == drawn[1]["table"]
-
-
-@pytest.mark.slow
-def test_other_loading_tests_the_same(trained, drawn, command):
-    code, stdout, _ = command(test_net.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth",
-                              "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")
-    assert code == 0 and stdout == drawn[1]["table"]
+@pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
+                         ids=["as in training", "otherwise"])
+def test_the_runs_own_configuration_tests_the_same_however_pictures_are_loaded(trained, drawn, tmp_path, command, opts):
+    code, stdout, _ = command(test_net.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
+                              "--json", tmp_path / "x.json", *opts)
+    assert code == 0 and stdout.splitlines()[:2] == drawn[1]["table"].splitlines()[:2]
+    assert scores_of(tmp_path / "x.json") == near(scores_of(drawn[0] / "table.json"))
 
 
 @pytest.mark.slow
@@ -142,10 +156,10 @@ def test_other_loading_tests_the_same(trained, drawn, command):
 def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split):
     output = tmp_path / "features.npz"
     code, stdout, stderr = command(
-        export_features.main, "--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth",
+        export_features.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
         "--return_pattern", pattern, "--split", split, "--output", output)
     assert code == 0, stderr
-    samples = read_splits(load_cfg(trained[0] / "config.yml"), (split,))[split]
+    samples = read_splits(load_cfg(trained / "config.yml"), (split,))[split]
     width = {1: 3, 2: 3, 3: 6}[pattern] * TRUNK_WIDTH
     assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
     with np.load(output) as found:
@@ -163,7 +177,7 @@ def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
     """Pattern 3 is 1 beside 2; loading in two processes and another process change nothing."""
     features = []
     for pattern in RETURN_PATTERNS:
-        words = ["--config_file", trained[0] / "config.yml", "--weight", trained[0] / "last.pth"]
+        words = ["--config_file", trained / "config.yml", "--weight", trained / "last.pth"]
         assert command(export_features.main, *words, "--return_pattern", pattern, "--output", tmp_path / "x.npz")[0] == 0
         with np.load(tmp_path / "x.npz") as found:
             features.append(found["features"])
@@ -203,18 +217,19 @@ def test_commands_print_where_they_wrote(drawn):
 
 @pytest.mark.slow
 def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
-    records = records_of(trained[0])
+    records = records_of(trained)
     table = table_of(drawn[1]["report"])
-    for pattern, values in records[-1]["patterns"].items():
-        expected = [*(values[column] for column in COLUMNS), records[0]["patterns"][pattern]["mAP"]]
-        assert table[pattern] == [pytest.approx(100 * value, abs=0.0501) for value in expected]
+    for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
+        *found, untrained = table[pattern]
+        assert dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+        assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
     assert "32 queries" in drawn[1]["report"]
 
 
 @pytest.mark.slow
 def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):
     output = tmp_path / "run"
-    shutil.copytree(trained[0], output)
+    shutil.copytree(trained, output)
     before = contents(output)
     words = words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_net.main, *words)

@@ -55,7 +55,7 @@ def test_a_run_leaves_its_files(trained, shapes_root):
     assert "RANDOM" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log and "i2t R@1" in log
 
 
-def test_records(trained):
+def test_records_hold_losses_rates_and_recalls(trained):
     records = records_of(trained)
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
@@ -76,7 +76,7 @@ def test_tensorboard_tells_what_the_records_tell(trained):
             assert {event.step: event.value for event in board.Scalars(name)}[record["epoch"]] == pytest.approx(value)
 
 
-def test_checkpoints(trained, shapes_root):
+def test_the_last_and_the_best_checkpoint(trained, shapes_root):
     scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(trained)}
     assert saved(trained, "best.pth")["epoch"] == max(scores, key=scores.get)
     last = saved(trained)
@@ -162,7 +162,7 @@ def test_the_loss_is_configured():
 
 @pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
                                   ("MODEL.SDTPS_USE_GUMBEL", "True"), ("SOLVER.AMP", "bf16")], ids=" ".join)
-def test_other_runs(shapes_root, tmp_path, opts):
+def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
     assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
 
@@ -174,21 +174,36 @@ def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, s
     code, stdout, stderr = command(test_seps.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
                                    "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
     assert code == 0, stderr
-    expected = records_of(trained)[-1][split]
     written = json.loads((tmp_path / "x.json").read_text())
-    assert written[split] == pytest.approx(expected) and list(written) == ["caption", split]
+    assert written[split] == near(records_of(trained)[-1][split], split) and list(written) == ["caption", split]
     said = stdout.splitlines()
     assert said[0] == written["caption"] and f"{SIZES[split]} pictures, {CAPTIONS * SIZES[split]} captions" in said[0]
-    assert said[2].split() == [split, *(f"{expected[column]:.1f}" for column in COLUMNS)]
+    assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
 
 
-def test_folds_search_parts(trained, shapes_root):
+def near(recalls, split):
+    """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
+    similarities differ by rounding alone the other one may come first, for a picture or a caption."""
+    hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
+    hit["rSum"] = 3 * hit["i2t"]
+    return {column: pytest.approx(value, abs=hit[column.split()[0]]) for column, value in recalls.items()}
+
+
+def test_similarities_are_the_same_in_other_batches(trained, shapes_root):
+    one, other = (similarities(*load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth",
+                                                           "TEST.IMS_PER_BATCH", batch))) for batch in ("5", "16"))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert one.std() > 1e-3
+
+
+def test_folds_are_searched_each_for_itself(trained, shapes_root):
     opts = ("TEST.WEIGHT", trained / "last.pth")
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
-    found = similarities(model, whole)
-    assert found.shape == (8, 16) and evaluate(model, parts) == five_fold(found, whole.image_of, 2)
-    assert torch.allclose(similarities(model, parts)[:4, :8], found[:4, :8], atol=1e-6)
+    found, halves = similarities(model, whole), similarities(model, parts)
+    assert found.shape == (8, 16) and evaluate(model, parts) == five_fold(halves, whole.image_of, 2)
+    for half in (found[:4, :8], halves[:4, :8]), (found[4:, 8:], halves[4:, 8:]):
+        torch.testing.assert_close(*half, rtol=0, atol=1e-5)
 
 
 def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
@@ -226,23 +241,19 @@ def fails(command, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("opts", "parts"), [
-    (["MODEL.SDTPS_SPARS_RATIO", "0.5"], ["Unknown key", "MODEL.SDTPS_SPARSE_RATIO"]),
-    (["MODEL.HDM", "True"], ["Unknown key 'MODEL.HDM'"]),
     (["DATASETS.NAMES", "f30k"], ["The data set f30k is not at"]),
-    (["MODEL.TEXT_TOWER", "/no/such/bert"], ["MODEL.TEXT_TOWER /no/such/bert is no folder"]),
     (["MODEL.PRETRAIN_PATH_T", "/no/weights.pth", "MODEL.PATCH_SIZE", "0"], ["MODEL.PRETRAIN_PATH_T /no/weights.pth"]),
-    (["SOLVER.IMS_PER_BATCH", "25"], ["24 captions", "lower SOLVER.IMS_PER_BATCH"]),
     (["INPUT.SIZE", "[32,64]"], ["INPUT.SIZE", "square"]),
     (["INPUT.MAX_LONG_WORDS", "9999"], ["INPUT.MAX_LONG_WORDS is 9999", "lower it"]),
     (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 pictures"]),
     (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
-def test_mistakes_before_a_training(fails, shapes_root, opts, parts):
+def test_mistakes_are_told_before_a_training_begins(fails, shapes_root, opts, parts):
     said = fails(train_seps.main, *words_for(shapes_root, *opts))
     assert all(part in said for part in parts)
 
 
-def test_a_split_without_long_captions(fails, shapes_root, tmp_path):
+def test_a_split_without_long_captions_is_told(fails, shapes_root, tmp_path):
     root = shutil.copytree(shapes_root, tmp_path / "own")
     (root / "shapes" / "dev_dense.jsonl").unlink()
     assert "no long captions for its split dev" in fails(train_seps.main, *words_for(root))
@@ -258,7 +269,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_p
     assert code == 0 and len(records_of(output)) == 1, stderr
 
 
-def test_a_loss_that_is_no_number(shapes_root, tmp_path, command):
+def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_path, command):
     words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     code, _, stderr = command(train_seps.main, *words)
     assert code == 2 and "error: The loss became nan in epoch" in stderr and "lower SOLVER.BASE_LR" in stderr
@@ -266,13 +277,13 @@ def test_a_loss_that_is_no_number(shapes_root, tmp_path, command):
 
 
 @pytest.mark.parametrize(("content", "part"), [(None, "do not exist"), (b"no weights", "cannot be read")])
-def test_files_that_hold_no_weights(fails, shapes_root, tmp_path, content, part):
+def test_a_file_that_holds_no_weights_is_told(fails, shapes_root, tmp_path, content, part):
     if content:
         (tmp_path / "x.pth").write_bytes(content)
     assert part in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "x.pth"))
 
 
-def test_weights_of_other_models(fails, trained, shapes_root, tmp_path):
+def test_weights_of_another_model_are_told(fails, trained, shapes_root, tmp_path):
     assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *words_for(shapes_root))
     demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
     assert "holds no weights of SEPS" in fails(test_seps.main, *words_for(shapes_root, "--weight", demo))
@@ -280,7 +291,7 @@ def test_weights_of_other_models(fails, trained, shapes_root, tmp_path):
     assert "do not fit" in said and "network.aggr_net" in said
 
 
-def test_weights_that_are_not_finite(fails, trained, shapes_root, tmp_path):
+def test_weights_that_are_not_finite_are_told(fails, trained, shapes_root, tmp_path):
     content = saved(trained)
     content["model"]["image_tower.projection.bias"].fill_(torch.nan)
     torch.save(content, tmp_path / "nan.pth")
@@ -288,11 +299,12 @@ def test_weights_that_are_not_finite(fails, trained, shapes_root, tmp_path):
 
 
 @pytest.mark.slow
-def test_both_commands_in_processes_of_their_own(shapes_root, tmp_path):
-    words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "2")
-    processes(tmp_path, ["train_seps.py", *words])
-    done, = processes(tmp_path, ["test_seps.py", *words, "--weight", tmp_path / "run" / "last.pth"])
-    assert f"{records_of(tmp_path / 'run')[-1]['test']['rSum']:.1f}" in done.stdout
+def test_the_test_command_in_a_process_of_its_own(trained, shapes_root, tmp_path):
+    words = words_for(shapes_root, "DATALOADER.NUM_WORKERS", "2", "--weight", trained / "last.pth", "--json", "x.json")
+    done, = processes(tmp_path, ["test_seps.py", *words])
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert written["test"] == near(records_of(trained)[-1]["test"], "test")
+    assert f"{written['test']['rSum']:.1f}" in done.stdout
 
 
 @pytest.mark.slow

@@ -8,11 +8,14 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL, processes
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
+from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 from study_runs import Processes, StoppedError
@@ -42,24 +45,30 @@ def write(folder, **more):
 def quick(tiny_root, tmp_path_factory):
     """`--quick`, and again after some of it was lost: → (folder, stdout of the second, what it did again)."""
     folder = tmp_path_factory.mktemp("study")
-    words = ["tools/study.py", write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
-    (first,) = processes(folder, words)
+    words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
+
+    def printed():
+        with redirect_stdout(StringIO()) as stdout:
+            assert call(words, tool.main) == 0
+        return stdout.getvalue()
 
     def times():
         return {str(path.relative_to(runs)).partition("-")[0] + f"/{path.parent.name}/{path.name}": path.stat().st_mtime_ns
                 for path in runs.rglob("*.json")}
 
-    (interrupted,), (unmeasured, changed) = (sorted(runs.glob(f"{name}-*/seed_?"))[-count:]
-                                             for name, count in (("Baseline", 1), ("DeMo_SDTPS", 2)))
-    record = json.loads((interrupted / "run.json").read_text())
-    (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    (unmeasured / "selection.json").unlink()
-    os.utime(changed / "missing.json", (0, 0))  # older than the run
-    before = times()
-    (second,) = processes(folder, words)
-    assert without_seconds(first.stdout) == without_seconds(second.stdout)
-    return folder / "runs" / "studies", second.stdout, {name for name, time in times().items() if before.get(name) != time}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        first = printed()
+        (interrupted,), (unmeasured,) = (sorted(runs.glob(f"{name}-*/seed_{seed}"))
+                                         for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1)))
+        record = json.loads((interrupted / "run.json").read_text())
+        (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
+        (unmeasured / "selection.json").unlink()
+        before = times()
+        second = printed()
+    assert without_seconds(first) == without_seconds(second)
+    return folder / "runs" / "studies", second, {name for name, time in times().items() if before.get(name) != time}
 
 
 def without_seconds(text):
@@ -79,8 +88,9 @@ def tables_of(text):
 @pytest.mark.slow
 def test_a_quick_study_is_two_variants_and_two_seeds(quick):
     folder, _, again = quick
+    # With the run that was interrupted, what had been measured of it: it was older.
     assert again == {"Baseline/seed_2/metrics.json", "Baseline/seed_2/run.json", "Baseline/seed_2/missing.json",
-                     "DeMo_SDTPS/seed_1/selection.json", "DeMo_SDTPS/seed_2/missing.json"}
+                     "DeMo_SDTPS/seed_1/selection.json"}
     runs = sorted(path.parent for path in folder.rglob("metrics.json"))
     assert [run.name for run in runs] == ["seed_1", "seed_2"] * 2
     assert {run.parent.name.split("-")[0] for run in runs} == {"Baseline", "DeMo_SDTPS"}

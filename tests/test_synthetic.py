@@ -274,15 +274,13 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_line(tmp_path):
-    def command(*words):
-        return subprocess.run([sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
-
-    shown = command("--help")
-    assert shown.returncode == 0 and "default: 128" in shown.stdout
-    wrong = command("--root", "data", "--identities", "0")
-    assert wrong.returncode == 2
-    assert wrong.stderr.strip().count("\n") == 0 and "--identities is 0" in wrong.stderr
-    right = command("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
-    assert right.returncode == 0, right.stderr
-    assert "8 training triplets" in right.stdout and "data/RGBNT201" in right.stdout
+def test_the_command_line(tmp_path, command):
+    code, stdout, _ = command(make_synthetic.main, "--help")
+    assert code == 0 and "default: 128" in stdout
+    code, _, stderr = command(make_synthetic.main, "--root", tmp_path, "--identities", "0")
+    assert code == 2 and stderr.strip().count("\n") == 0 and "--identities is 0" in stderr
+    # As a script.
+    words = ("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
+    done = subprocess.run([sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "8 training triplets" in done.stdout and "data/RGBNT201" in done.stdout

@@ -25,9 +25,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def train(command, tiny_root, tmp_path):
-    """Call train_net.py with some more words: → the folder of the run and its configuration."""
+    """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
     def call(*more, name="run"):
-        words = words_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", tmp_path / name, *more)
+        words = words_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99", "OUTPUT_DIR",
+                          tmp_path / name, *more)
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         return tmp_path / name, load_cfg(CONFIG, words[2:])

@@ -1,6 +1,6 @@
 """What tests/test_distributed.py runs under torchrun: the whole model's step in shares, written to a file of each process.
 
-    torchrun --nproc_per_node=2 tests/two_processes.py CONFIG_FILE OUTPUT KEY VALUE …
+    torchrun --nproc_per_node=2 tests/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
 """
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 
 
 def main() -> None:
-    config_file, output, *opts = sys.argv[1:]
+    output, config_files, *opts = sys.argv[1:]
     with distributed.processes():
-        result = steps(load_cfg(config_file, opts))
-        torch.save(result, Path(output) / f"{distributed.rank()}_of_{distributed.world()}.pth")
+        for config_file in map(Path, config_files.split(",")):
+            torch.save(steps(load_cfg(config_file, opts)), Path(output) / f"{config_file.stem}_{distributed.rank()}.pth")
 
 
 def steps(cfg) -> dict:

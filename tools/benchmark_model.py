@@ -190,9 +190,10 @@ def train(side: str, batch: int) -> None:
 
 def evaluation_rows(quick: bool) -> list[Row]:
     """The evaluation of an epoch, three return patterns from pictures on disk to mAP: one pass beside three."""
+    small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
-        draw(Path(root), *configuration().INPUT.SIZE_TEST, identities=2, test_identities=2)
-        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH))
+        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH), *small)
+        draw(Path(root), *cfg.INPUT.SIZE_TEST, identities=2, test_identities=2)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -205,7 +206,8 @@ def evaluation_rows(quick: bool) -> list[Row]:
             found["ours"] = [ranking.mAP for ranking in evaluate(cfg, sides.ours, data).values()]
 
         seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
-        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")))
+        # Where rounding alone decides which of two pictures is nearer to a query, its AP may be another.
+        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")), 0.5 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]
 
 

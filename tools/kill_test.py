@@ -80,8 +80,10 @@ def kill_test(folder: Path, options: argparse.Namespace) -> dict:
         bar.update()
         kills, runs = [], []
         while len(kills) < options.kills:  # in another run, should one have come to its end too early
+            # A kill that came too late has a number too, so that the next one is drawn anew.
+            numbers = range(len(kills) + len(runs), options.kills + len(runs))
             runs.append(folder / f"killed_{len(runs)}")
-            for kill in killed(command, runs[-1], options, seconds, len(kills) + len(runs) - 1):
+            for kill in killed(command, runs[-1], options, seconds, numbers):
                 kills.append({"run": len(runs), **kill})
                 bar.update()
     differences = [f"run {number}: {difference}" for number, output in enumerate(runs, start=1)
@@ -112,9 +114,9 @@ def undisturbed(command: list[str], output: Path) -> float:
     return time.monotonic() - began
 
 
-def killed(command: list[str], output: Path, options: argparse.Namespace, seconds: float, done: int) -> Iterator[dict]:
-    """Kill and continue a run up to `options.kills`, counted from `done`, then let it end → each kill."""
-    for number in range(done, options.kills):
+def killed(command: list[str], output: Path, options: argparse.Namespace, seconds: float, numbers: range) -> Iterator[dict]:
+    """Kill and continue a run once for each of these numbers, then let it end → each kill."""
+    for number in numbers:
         draw = random.Random(f"{options.seed} {number}")
         process, log = start(command, output)
         wait_for_work(process, log)

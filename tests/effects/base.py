@@ -28,8 +28,7 @@ EFFECTS: dict[str, Effect] = {}
 
 
 def effect(key: str, expected: dict[str, object], *others: str) -> Callable:
-    """The decorated function sees expected[value] of a configuration with `key` at `value`; `...` stands for what cannot
-    be written down, but is the same each time.
+    """The decorated function sees expected[value] of a configuration with `key` at `value`.
 
     Values are texts of the command line, as are the KEYs and VALUEs in `others`; {root} stands for the ground's folder,
     {value} for the value. A function can observe several keys, each with a line of its own.

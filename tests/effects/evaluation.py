@@ -81,5 +81,6 @@ def distance_that_is_ranked(cfg):
     expected = {"Euclidean": ranking.evaluate(query, gallery, *labels)[1],
                 "k-reciprocal": ranking.evaluate_distances(slow.k_reciprocal(query, gallery), *labels)[1]}
     found = rank_features(cfg, features.float(), data).mAP
-    (name,) = (name for name, mean in expected.items() if found == approx(mean, abs=1e-4))
+    name = min(expected, key=lambda name: abs(expected[name] - found))
+    assert found == approx(expected[name], abs=1 / len(query) / (2 * 4))  # rounding may exchange two neighbours, of 4 matches
     return name
