@@ -31,6 +31,10 @@ class Schema(NamedTuple):
     """The file that lists the keys."""
     example: str
     """A configuration of this kind."""
+    writer: str
+    """The command that trains with it."""
+    others: str
+    """Where a checkpoint of the other kind belongs."""
 
     @property
     def by_name(self) -> dict[str, Key]:
@@ -155,8 +159,8 @@ KEYS = (
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
         "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, or one of your own "
-        "(docs/data.md)"),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, or one of your "
+        "own (docs/data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
