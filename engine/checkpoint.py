@@ -14,6 +14,7 @@ from config import UserError
 from config.cli import CheckpointFlag
 from config.files import written_whole
 from config.load import StoredText
+from datasets import reader_of
 from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
@@ -124,7 +125,7 @@ def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None
 
     Raises `UserError` naming the first keys where they do not fit, or where they belong to another data set.
     """
-    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES):
+    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
         raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
                         f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
     fill_model(model, checkpoint.model, checkpoint.path)
