@@ -73,17 +73,17 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
     """Arguments of a `config_parser` and the checked configuration. Raises `UserError`."""
     # argparse takes a value such as -1e-4 for a flag, unless a space comes before it; the configuration strips it.
     arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in sys.argv[1:]])
-    opts, checkpoint = [word.strip() for word in arguments.opts], arguments.checkpoint
+    pairs, checkpoint = list(pairs_of([word.strip() for word in arguments.opts])), arguments.checkpoint
     if checkpoint and getattr(arguments, checkpoint.key):
-        opts += [checkpoint.key, getattr(arguments, checkpoint.key)]
+        pairs.append((checkpoint.key, getattr(arguments, checkpoint.key)))
     config = arguments.config_file
     if config is None:
-        path = dict(pairs_of(opts)).get(checkpoint.key)
+        path = dict(pairs).get(checkpoint.key)
         if not path:
             raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which holds its own, or "
                             f"--config_file a YAML file such as {arguments.schema.example}.")
         config = checkpoint.stored(Path(path))
-    return arguments, load_cfg(config, opts, arguments.schema)
+    return arguments, load_cfg(config, [word for pair in pairs for word in pair], arguments.schema)
 
 
 def run(main: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", s
               tuple: "a list", dict: "a section", type(None): "nothing"}
 MOST_SHOWN = 200
 """Characters of a value that a sentence shows."""
-JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.+)", re.ASCII | re.DOTALL)
+JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)
 """KEY=VALUE. A word with another sign before its first = is no such thing."""
 LARGEST = 2**32
 """Whole numbers beyond it are no count of anything here, and some not even a number to torch."""
@@ -82,7 +82,7 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         joined = JOINED.fullmatch(word)
         key, value = joined.groups() if joined else (word, next(words, None))
-        if value is None:
+        if value is None or (joined and not value):
             raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(word)} stands alone; give it a "
                             "value or leave it out.")
         yield key, value
