@@ -100,7 +100,7 @@ def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:
     """The configuration that a checkpoint was trained with. Raises `UserError` where it cannot be read or holds none."""
     content = _load(path, example, without_weights=True)
     text = content.get("config") if isinstance(content, Mapping) else None
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text.strip():
         raise UserError(f"The weights {path} hold no configuration, as weights alone and those of DeMo do not; give "
                         "--config_file the one that they were trained with.")
     return StoredText(path, text)
