@@ -6,6 +6,7 @@ import pytest
 import seps_tiny
 import torch
 from commands import BASELINE, CONFIG, ONE_LINE, contents, table_of, words_for
+from test_nothing_executes import TRAPS
 
 import test_net
 from config import UserError, load_cfg
@@ -179,3 +180,11 @@ def test_a_damaged_configuration_of_a_run_to_continue_is_told(tiny_root):
     cfg = load_cfg(CONFIG, words_for(tiny_root)[2:])
     with pytest.raises(UserError, match=r"The configuration in run/last\.pth has .* \(YAML aliases\); choose another"):
         check_config(cfg, Resumed({"config": ALIASES}, Path("run/last.pth")))
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_looking_for_a_configuration_runs_nothing(fails, tmp_path, trap):
+    path = tmp_path / "w.pth"
+    TRAPS[trap](path)
+    assert "plain tensors" in fails(test_net.main, "--weight", path)
+    assert [file.name for file in tmp_path.iterdir()] == ["w.pth"]
