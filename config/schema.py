@@ -209,7 +209,8 @@ KEYS = (
     Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where "
         "the hardware has it), bf16 or fp16", AMP),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
-    Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
+    Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
+        (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "
         "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
         ("None", "nothing", *MISSING_CASES, "all")),
