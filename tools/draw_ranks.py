@@ -68,7 +68,7 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
                 continue
             hit = ids[1][place] == ids[0][row]
             _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS,
-                  f"{column + 1}: d = {distance[row, place]:.4g}")
+                  f"{column + 1}: d = {distance[row, place]:.3g}")
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
