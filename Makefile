@@ -34,12 +34,12 @@ $(INSTALLED): setup.py constraints.txt
 demo: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
-	$(PY) tools/report.py $(DEMO)
+	$(PY) tools/report.py --run runs/demo
 
 demo-seps: setup
 	$(PY) tools/make_synthetic_captions.py --root data --overwrite
 	$(PY) train_seps.py --overwrite $(SEPS)
-	$(PY) test_seps.py $(SEPS) --weight runs/demo-seps/last.pth
+	$(PY) test_seps.py --weight runs/demo-seps/last.pth
 
 study: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite

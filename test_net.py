@@ -1,9 +1,10 @@
-"""Evaluate a checkpoint: python test_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml TEST.WEIGHT best.pth"""
+"""Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 from pathlib import Path
 
 from config import with_values
 from config.cli import config_parser, parse, run
 from config.files import check_output_file, write_json
+from engine.checkpoint import weight_flag
 from engine.evaluate import as_missing_table, as_record, as_table, caption, evaluate, evaluate_missing, make_test_data
 from engine.load import load_model_and_data
 
@@ -11,10 +12,10 @@ from engine.load import load_model_and_data
 def main() -> None:
     parser = config_parser("Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
                            "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
-                           "example: python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml "
-                           "TEST.WEIGHT runs/Synthetic/DeMo_SDTPS/best.pth")
+                           "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
+                           checkpoint=weight_flag())
     parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in [0, 1]")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
     if arguments.json:
         check_output_file(arguments.json, ".json")
     all_cases = cfg.TEST.MISS == "all"

@@ -1,21 +1,22 @@
-"""Evaluate a checkpoint of SEPS: python test_seps.py --config_file configs/SEPS/flickr30k.yml TEST.WEIGHT best.pth"""
+"""Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
 from pathlib import Path
 
 from config.cli import config_parser, parse, run
 from config.files import check_output_file, write_json
 from config.seps_schema import SEPS_SCHEMA
+from engine.checkpoint import weight_flag
 from engine.retrieval import as_table
 from engine.seps_evaluate import caption, evaluate
-from engine.seps_load import load_seps_and_data
+from engine.seps_load import EXAMPLE, load_seps_and_data
 
 
 def main() -> None:
     parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by a picture (i2t) and of "
                            "pictures found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
-                           "example: python test_seps.py --config_file configs/SEPS/shapes.yml "
-                           "TEST.WEIGHT runs/SEPS/shapes/best.pth", SEPS_SCHEMA)
+                           "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
+                           SEPS_SCHEMA, weight_flag(EXAMPLE))
     parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in percent")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
     if arguments.json:
         check_output_file(arguments.json, ".json")
     model, data = load_seps_and_data(cfg)

@@ -3,11 +3,13 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from yacs.config import CfgNode
 
 from config.common import UserError, printable
-from config.load import DEMO_SCHEMA, load_cfg
+from config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
@@ -35,27 +37,53 @@ def positive_int(text: str) -> int:
 positive_int.__name__ = "whole number"  # which argparse shows where int() fails
 
 
-def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
-    """A parser with --config_file, --keys and the KEY VALUE pairs that override the file, of the configurations of `schema`."""
+class CheckpointFlag(NamedTuple):
+    """A flag that says which checkpoint a command uses; where no --config_file is given, its configuration is taken."""
+
+    name: str
+    metavar: str
+    gives: str
+    """What its value is."""
+    key: str
+    """The configuration key that it stands for."""
+    stored: Callable[[Path], StoredText]
+    """The configuration that the checkpoint holds, from the flag's value."""
+
+
+def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
+                  checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
+    """A parser of the flags for a configuration of `schema`: --config_file, which may be left out where there is a
+    `checkpoint` flag, that flag, --keys, and the KEY VALUE pairs that override everything."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
-    parser.set_defaults(schema=schema)
-    parser.add_argument("--config_file", metavar="F", required=True, help="YAML file, one of configs/*/*.yml for example")
+    parser.set_defaults(schema=schema, checkpoint=checkpoint)
+    default = f" (default: the configuration that the checkpoint of --{checkpoint.name} holds)" if checkpoint else ""
+    parser.add_argument("--config_file", metavar="F", required=not checkpoint,
+                        help=f"YAML file, one of configs/*/*.yml for example{default}")
+    if checkpoint:
+        parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
+                            help=f"{checkpoint.gives} (the same as the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys, help=KEYS_FLAG_HELP)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
-                        help="configuration keys and values that override the file's, e.g. SOLVER.MAX_EPOCHS 10")
+                        help="configuration keys and values that override the file's, e.g. SOLVER.MAX_EPOCHS 10 or "
+                             "SOLVER.MAX_EPOCHS=10")
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, *, weight: bool = False) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments and the checked configuration; with `weight`, a --weight flag stands for the key TEST.WEIGHT."""
-    if weight:
-        parser.add_argument("--weight", metavar="W", help="checkpoint (the same as the key TEST.WEIGHT)")
+def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
+    """Arguments of a `config_parser` and the checked configuration. Raises `UserError`."""
     # argparse takes a value such as -1e-4 for a flag, unless a space comes before it; the configuration strips it.
     arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in sys.argv[1:]])
-    opts = [word.strip() for word in arguments.opts]
-    if weight and arguments.weight:
-        opts += ["TEST.WEIGHT", arguments.weight]
-    return arguments, load_cfg(arguments.config_file, opts, arguments.schema)
+    pairs, checkpoint = list(pairs_of([word.strip() for word in arguments.opts])), arguments.checkpoint
+    if checkpoint and getattr(arguments, checkpoint.key):
+        pairs.append((checkpoint.key, getattr(arguments, checkpoint.key)))
+    config = arguments.config_file
+    if config is None:
+        path = dict(pairs).get(checkpoint.key)
+        if not path:
+            raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which holds its own, or "
+                            f"--config_file a YAML file such as {arguments.schema.example}.")
+        config = checkpoint.stored(Path(path))
+    return arguments, load_cfg(config, [word for pair in pairs for word in pair], arguments.schema)
 
 
 def run(main: Callable[[], None]) -> None:

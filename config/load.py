@@ -1,9 +1,11 @@
 """From a YAML file and KEY VALUE pairs to a checked configuration. Every mistake is a `UserError` of one sentence."""
 import difflib
 import os
+import re
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from yacs.config import CfgNode
@@ -11,13 +13,17 @@ from yacs.config import CfgNode
 from config.check import check_cfg
 from config.common import UserError
 from config.schema import KEYS, Key, Schema
+from config.yaml_file import parse_yaml, read_yaml
 
-DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml")
+DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
+                     "a checkpoint of SEPS belongs to test_seps.py")
 """The configuration of train_net.py and of every command but SEPS's."""
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list",
               tuple: "a list", dict: "a section", type(None): "nothing"}
-MOST_BYTES, MOST_VALUES, MOST_SHOWN = 1 << 20, 10_000, 200
-"""Of a configuration file, of the values in it, and characters of one that a sentence shows."""
+MOST_SHOWN = 200
+"""Characters of a value that a sentence shows."""
+JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)
+"""KEY=VALUE. A word with another sign before its first = is no such thing."""
 LARGEST = 2**32
 """Whole numbers beyond it are no count of anything here, and some not even a number to torch."""
 
@@ -34,26 +40,68 @@ def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     return cfg
 
 
-def load_cfg(config_file: str | Path | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA) -> CfgNode:
-    """The configuration of a run: defaults, then the file, then KEY VALUE pairs; checked and frozen.
+class StoredText(NamedTuple):
+    """The configuration that a checkpoint holds, as YAML text."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"the checkpoint {self.path}"
+
+
+def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA) -> CfgNode:
+    """The configuration of a run: defaults, then a file or what a checkpoint holds, then KEY VALUE pairs; checked and frozen.
 
     Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an impossible value.
     """
     cfg = get_cfg(schema)
-    if config_file is not None:
-        for name, value in _flatten(_read_yaml(Path(config_file), schema), schema):
-            _set(cfg, schema, name, value, str(config_file))
-    if len(opts) % 2:
-        raise UserError(f"The options after the flags must be KEY VALUE pairs, but {opts[-1]!r} stands alone; give it a "
-                        "value or leave it out.")
-    for name, value in zip(opts[::2], opts[1::2], strict=True):
+    is_stored = isinstance(config, StoredText)
+    if config is not None:
+        for name, value in _stored_values(config, schema) if is_stored else _file_values(Path(config), schema):
+            _set(cfg, schema, name, value, str(config))
+    for name, value in pairs_of(opts):
         _set(cfg, schema, name, value, "the command line")
     if not cfg.OUTPUT_DIR:
-        path = Path(config_file or "default.yml")
+        path = Path("default.yml" if config is None or is_stored else config)
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
-    schema.check(cfg)
+    try:
+        schema.check(cfg)
+    except UserError as error:
+        if not is_stored:
+            raise
+        # The user has neither typed nor seen the values that it names.
+        raise UserError(f"{str(error).rstrip('.')} (the configuration is that of {config}).") from None
     cfg.freeze()
     return cfg
+
+
+def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The keys and values of KEY VALUE and KEY=VALUE words. Raises `UserError` for a key without a value."""
+    words = iter(opts)
+    for word in words:
+        joined = JOINED.fullmatch(word)
+        key, value = joined.groups() if joined else (word, next(words, None))
+        if value is None or (joined and not value):
+            raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(word)} stands alone; give it a "
+                            "value or leave it out.")
+        yield key, value
+
+
+def _file_values(path: Path, schema: Schema) -> Iterator[tuple[str, object]]:
+    advice = f"give --config_file an existing YAML file such as {schema.example}"
+    return _flatten(read_yaml(path, "configuration", advice), schema)
+
+
+def _stored_values(stored: StoredText, schema: Schema) -> list[tuple[str, object]]:
+    """Raises `UserError` for a key that the schema lacks: the checkpoint is then of another kind of model."""
+    advice = "give --config_file the configuration that it was trained with"
+    values = list(_flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
+    strange = next((name for name, _ in values if name not in schema.by_name), None)
+    if strange:
+        raise UserError(f"The configuration in {stored} has the unknown key {_shown(strange)}, so {schema.writer} did not "
+                        f"write it; {schema.others}, and for any other give --config_file.")
+    return values
 
 
 def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
@@ -64,61 +112,6 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
         _put(cfg, name, value)
     cfg.freeze()
     return cfg
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values alone, which nothing runs for; a key that comes twice in a section is refused, not overwritten."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice in its section", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path, schema: Schema) -> dict:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_BYTES + 1)
-        content = yaml.load(text, _Loader) if len(text) <= MOST_BYTES else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The configuration {path} cannot be read ({getattr(error, 'strerror', None) or error}); "
-                        f"give --config_file an existing YAML file such as {schema.example}.") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"The configuration {path} is not valid YAML{line}: {reason}; correct it there.") from None
-    # Too deep, or what is said to be a date, a number or a truth value and is none: yaml's own types raise what they meet.
-    except (RecursionError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-        raise UserError(f"The configuration {path} holds what is no value ({error}); correct it there.") from None
-    if len(text) > MOST_BYTES:
-        raise UserError(f"The configuration {path} is larger than {MOST_BYTES} characters, which no configuration is; give "
-                        f"--config_file a YAML file such as {schema.example}.")
-    if _is_too_much(content):
-        raise UserError(f"The configuration {path} has a section that holds itself, or more than {MOST_VALUES} values (YAML "
-                        "aliases); correct it there.")
-    if content is None:  # an empty file
-        content = {}
-    if not isinstance(content, dict):
-        raise UserError(f"The configuration {path} holds no KEY: value pairs; see configs/ for examples.")
-    return content
-
-
-def _is_too_much(content: object) -> bool:
-    """Whether there are more than MOST_VALUES values. Aliases make endlessly many of a few lines."""
-    count, levels, end = 0, [iter([content])], object()
-    while levels and count <= MOST_VALUES:
-        value = next(levels[-1], end)
-        if value is end:
-            levels.pop()
-            continue
-        count += 1
-        if isinstance(value, Mapping | list):
-            levels.append(iter(value.values() if isinstance(value, Mapping) else value))
-    return bool(levels)
 
 
 def _flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -31,6 +31,10 @@ class Schema(NamedTuple):
     """The file that lists the keys."""
     example: str
     """A configuration of this kind."""
+    writer: str
+    """The command that trains with it."""
+    others: str
+    """Where a checkpoint of the other kind belongs."""
 
     @property
     def by_name(self) -> dict[str, Key]:
@@ -155,8 +159,8 @@ KEYS = (
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
         "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, or one of your own "
-        "(docs/data.md)"),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, or one of your "
+        "own (docs/data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
     Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
@@ -205,7 +209,8 @@ KEYS = (
     Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where "
         "the hardware has it), bf16 or fp16", AMP),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
-    Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by: 1 original, 2 enhanced, 3 both", (1, 2, 3)),
+    Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
+        (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "
         "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
         ("None", "nothing", *MISSING_CASES, "all")),

@@ -7,13 +7,14 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from config import UserError
-from datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
+from datasets.base import SPLITS, Naming, Reader, Sample, folder_in_other_letters, identity_labels
 
 NAMES = (
     "RGBNT201",
     "RGBNT100",
     "MSVR310",
     "WMVeID863",
+    "Synthetic",
 )
 """What DATASETS.NAMES may be. A new data set is one file, its name in small letters, and one line here."""
 
@@ -42,12 +43,9 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     folder = root / reader.folder
     if not folder.is_dir():
-        others = [other for other in READERS if (root / READERS[other].folder).is_dir()]
-        there = f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""
-        if (root / name).is_dir():  # named as the data set, which not every folder is
-            there = f", but at {root / name}, which must be renamed"
-        raise UserError(f"The data set {name} is not at {folder}{there}; expected is DATASETS.ROOT_DIR/{reader.layout}. "
-                        f"Put it there, or set DATASETS.ROOT_DIR to its parent folder{reader.instead}.")
+        raise UserError(f"The data set {name} is not at {folder}{_found_instead(name, root)}; expected is "
+                        f"DATASETS.ROOT_DIR/{reader.layout}. Put it there, or set DATASETS.ROOT_DIR to its parent folder"
+                        f"{reader.instead}.")
     found = {}
     for split in splits:
         try:
@@ -59,3 +57,16 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             raise UserError(f"The {split} split of {name} at {folder} is empty; expected is "
                             f"DATASETS.ROOT_DIR/{reader.layout}.")
     return found
+
+
+def _found_instead(name: str, root: Path) -> str:
+    """For a sentence: what there is of a data set that is not where it is expected, or which one there is."""
+    folder = READERS[name].folder
+    # Some folders are named otherwise than their data set.
+    renamed = folder_in_other_letters(root, folder) or folder_in_other_letters(root, name)
+    if renamed:
+        return f", but at {renamed}, which must be renamed to {folder}"
+    if root.is_dir() and root.resolve().name == folder:
+        return f" (is DATASETS.ROOT_DIR, {root}, that folder itself?)"
+    others = [other for other, reader in READERS.items() if (root / reader.folder).is_dir()]
+    return f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""

@@ -33,13 +33,14 @@ class Reader:
 
     `layout` is shown to the user when something is missing, and so is `instead`, another way out where the data set as a
     whole is; `by_scene` chooses the protocol that drops gallery samples of the query's identity and scene rather than
-    identity and camera (spec 9).
+    identity and camera (spec 9); weights may name the data set that they were trained on by one of `trained_as` too.
     """
 
     read: Callable[[Path, str], list[Sample]]
     layout: str
     by_scene: bool = False
     instead: str = ""
+    trained_as: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -72,10 +73,36 @@ class Naming:
 
 
 def existing(folder: Path) -> Path:
-    """The folder itself. Raises `UserError` where there is none."""
+    """The folder itself. Raises `UserError` where there is none, which says where it seems to be instead."""
     if not folder.is_dir():
-        raise UserError(f"The folder {folder} is missing.")
+        raise UserError(f"The folder {folder} is missing{found_instead(folder)}.")
     return folder
+
+
+def found_instead(folder: Path) -> str:
+    """For a sentence: what there is in place of a missing folder, in other letters or one level too deep; "" for nothing."""
+    # The first folder on the way that is missing.
+    while not folder.parent.is_dir() and folder.parent != folder:
+        folder = folder.parent
+    if renamed := folder_in_other_letters(folder.parent, folder.name):
+        return f", but there is {renamed}: rename it to {folder.name}"
+    for between in subfolders(folder.parent):
+        if deeper := folder_in_other_letters(between, folder.name):
+            return f", but there is {deeper}, one level too deep: move what is in {between} to {folder.parent}"
+    return ""
+
+
+def folder_in_other_letters(parent: Path, name: str) -> Path | None:
+    """The folder in `parent` whose name is `name` but for capital and small letters."""
+    return next((folder for folder in subfolders(parent) if folder.name.casefold() == name.casefold()), None)
+
+
+def subfolders(parent: Path) -> list[Path]:
+    """Sorted; none where `parent` cannot be read."""
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def picture_names(folder: Path) -> Set[str]:

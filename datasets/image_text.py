@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from config import UserError
+from datasets.base import folder_in_other_letters, found_instead
 
 IMAGES, MAPPING = "images", "id_mapping.json"
 LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
@@ -34,8 +35,10 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     """
     folder = Path(root) / name
     if not folder.is_dir():
-        raise UserError(f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it there, or "
-                        "set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
+        renamed = folder_in_other_letters(Path(root), name)
+        there = f" (there is {renamed}, in other letters)" if renamed else ""
+        raise UserError(f"The data set {name} is not at {folder}{there}, where a folder with {LAYOUT} is expected; put it "
+                        "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
@@ -54,7 +57,8 @@ def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -
     """The picture of each image id, on disk."""
     mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
     if not images.is_dir():
-        raise UserError(f"The folder {images} is missing; put the pictures that {file} names there (a link will do).")
+        raise UserError(f"The folder {images} is missing{found_instead(images)}; put the pictures that {file} names there (a "
+                        "link will do).")
     paths = []
     for image_id in order:
         if image_id not in mapping:

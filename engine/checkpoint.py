@@ -1,7 +1,9 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +11,10 @@ from torch import nn
 from yacs.config import CfgNode
 
 from config import UserError
+from config.cli import CheckpointFlag
 from config.files import written_whole
+from config.load import StoredText
+from datasets import reader_of
 from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
@@ -82,16 +87,37 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
     """The weights in a file of torch's, and all that it holds. Raises `UserError` where it is missing or cannot be read."""
+    content = _load(path, example)
+    return tensors_of(content), content if isinstance(content, Mapping) else {}
+
+
+def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
+    """--weight, of the commands that use a checkpoint such as `example`."""
+    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example))
+
+
+def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:
+    """The configuration that a checkpoint was trained with. Raises `UserError` where it cannot be read or holds none."""
+    content = _load(path, example, without_weights=True)
+    text = content.get("config") if isinstance(content, Mapping) else None
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"The weights {path} hold no configuration, as weights alone and those of DeMo do not; give "
+                        "--config_file the one that they were trained with.")
+    return StoredText(path, text)
+
+
+def _load(path: Path, example: str, without_weights: bool = False) -> object:
     if not path.is_file():
         raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
     try:
         with warnings.catch_warnings():  # of a TorchScript archive, before its error
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            # Mapped, the weights stay on the disk; files of before torch 1.6 are no zip and cannot be.
+            mmap = without_weights and zipfile.is_zipfile(path)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
-    return tensors_of(content), content if isinstance(content, Mapping) else {}
 
 
 def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -99,7 +125,7 @@ def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None
 
     Raises `UserError` naming the first keys where they do not fit, or where they belong to another data set.
     """
-    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES):
+    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
         raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
                         f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
     fill_model(model, checkpoint.model, checkpoint.path)

@@ -11,6 +11,7 @@ import yaml
 from yacs.config import CfgNode
 
 from config import UserError
+from config.yaml_file import parse_yaml, read_yaml
 from engine.output import CONFIG, LAST, PREVIOUS, check_output
 from engine.state import STATE
 from modeling.weights import LOAD_ERRORS
@@ -95,7 +96,9 @@ def read_last(output: Path) -> Resumed:
 
 def check_config(cfg: CfgNode, found: Resumed) -> list[str]:
     """What has to be said of a configuration that goes on with a run. Raises `UserError` where it is another run's."""
-    before, now = _flat(yaml.safe_load(found.state["config"])), _flat(yaml.safe_load(cfg.dump()))
+    advice = "choose another OUTPUT_DIR, or start the run again with --overwrite and without RESUME"
+    before = _flat(parse_yaml(found.state["config"], f"The configuration in {found.path}", advice, advice))
+    now = _flat(yaml.safe_load(cfg.dump()))
     different = [key for key in sorted({**before, **now}) if key not in HARMLESS and before.get(key) != now.get(key)]
     others = [key for key in different if key != LENGTH]
     if others:
@@ -131,8 +134,8 @@ def _read(path: Path) -> Mapping:
 def _is_the_same(cfg: CfgNode, path: Path) -> bool:
     """Whether the configuration written by a run is `cfg`, but for harmless keys."""
     try:
-        before = _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        before = _flat(read_yaml(path, "configuration", "choose another OUTPUT_DIR"))
+    except UserError:  # it is no run's
         return False
     now = _flat(yaml.safe_load(cfg.dump()))
     return all(before.get(key) == now.get(key) for key in {**before, **now} if key not in HARMLESS)

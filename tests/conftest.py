@@ -29,13 +29,7 @@ LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", 
 """Files that begin first, so that no process has a long one left when the others are done."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests of one file run in one process, where they share its fixtures; slow ones by themselves, unless a mark says with
-    which."""
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)))
 
 

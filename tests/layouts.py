@@ -23,6 +23,10 @@ def write_rgbnt201(root: Path) -> dict[str, list[Sample]]:
     return {"train": found["train"], "query": found["gallery"], "gallery": found["gallery"]}
 
 
+def write_synthetic(root: Path) -> dict[str, list[Sample]]:
+    return write_rgbnt201(Path(root) / "synthetic")
+
+
 def write_wmveid863(root: Path) -> dict[str, list[Sample]]:
     folders = {"train": "train", "query": "query", "gallery": "test"}
     return _write_three_folders(Path(root) / "MSVWild863", folders, ("vis", "ni", "th"))
@@ -56,7 +60,8 @@ def write_msvr310(root: Path) -> dict[str, list[Sample]]:
     return found
 
 
-WRITERS = {"RGBNT201": write_rgbnt201, "RGBNT100": write_rgbnt100, "MSVR310": write_msvr310, "WMVeID863": write_wmveid863}
+WRITERS = {"RGBNT201": write_rgbnt201, "RGBNT100": write_rgbnt100, "MSVR310": write_msvr310, "WMVeID863": write_wmveid863,
+           "Synthetic": write_synthetic}
 
 
 def plan(split: str) -> list[tuple[int, int, int, int]]:

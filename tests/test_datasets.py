@@ -20,7 +20,8 @@ from datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
 FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
            "RGBNT100": tuple(f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")),
            "MSVR310": tuple(f"MSVR310/{name}" for name in ("bounding_box_train", "query3", "bounding_box_test")),
-           "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test"))}
+           "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test")),
+           "Synthetic": tuple(f"synthetic/RGBNT201/{name}" for name in ("train_171", "test", "test"))}
 """Where each data set has its splits (spec 8)."""
 SEPARATE = ("MSVR310", "WMVeID863")
 """Those with the folders vis, ni and th; RGBNT201 has a test file of its own."""
@@ -85,7 +86,7 @@ def test_a_missing_data_set_is_told_with_what_to_do(tmp_path, name):
     for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
                  "set DATASETS.ROOT_DIR to its parent folder"):
         assert part in message
-    assert ("make demo" in message) == (name == "RGBNT201")  # the synthetic pictures have its layout
+    assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic pictures have RGBNT201's layout
 
 
 def test_another_data_set_in_the_folder_is_told(tmp_path):
@@ -165,7 +166,7 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_told(tmp_path, name):
 @pytest.mark.parametrize(("name", "wrong", "nearest"), [
     ("RGBNT210", "; the nearest is 'RGBNT201'.", True), ("rgbnt100", "; the nearest is 'RGBNT100'.", True),
     ("WMVEID863", "; the nearest is 'WMVeID863'.", True), ("MSVR311", "; the nearest is 'MSVR310'.", True),
-    ("Market-1501", "'WMVeID863'.", False), ("", "'WMVeID863'.", False)])
+    ("synthetics", "; the nearest is 'Synthetic'.", True), ("Market-1501", "'Synthetic'.", False), ("", "'Synthetic'.", False)])
 def test_an_unknown_data_set_is_told(tmp_path, name, wrong, nearest):
     message = complaint(tmp_path, name)
     assert message.startswith(f"DATASETS.NAMES is {name!r}, but it must be 'RGBNT201' or 'RGBNT100' or 'MSVR310' or")
@@ -187,7 +188,7 @@ def test_a_configuration_is_for_the_data_set_of_its_folder(path):
     assert found in READERS and found == {"Synthetic": "RGBNT201"}.get(path.parent.name, path.parent.name)
 
 
-@pytest.mark.parametrize("folder", [*NAMES, "Synthetic"])
+@pytest.mark.parametrize("folder", NAMES)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     assert {path.stem for path in CONFIGS if path.parent.name == folder} == {"Baseline", "DeMo", "DeMo_SDTPS"}
     found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in ("Baseline", "DeMo", "DeMo_SDTPS")}

@@ -76,6 +76,8 @@ def test_readers(name, names, split, is_whole):
 
 
 def _folders_of(name, root, split, names):
+    if name == "Synthetic":
+        name, root = "RGBNT201", root / "synthetic"
     place = {"RGBNT201": {"train": "train_171"}, "WMVeID863": {"train": "train", "query": "query"},
              "RGBNT100": {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"},
              "MSVR310": {"train": "bounding_box_train", "query": "query3", "gallery": "bounding_box_test"}}

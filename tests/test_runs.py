@@ -1,4 +1,5 @@
 """A run from start to end as a user types it, in processes of its own."""
+import hashlib
 import os
 import shutil
 from contextlib import redirect_stdout
@@ -112,12 +113,12 @@ def drawn(trained, tiny_root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     weight = trained / "last.pth"
     shutil.copytree(trained, folder / "report")
-    own = ["--config_file", trained / "config.yml", "--weight", weight]
+    own = ["--weight", weight]
     commands = {
         "table": ["test_net.py", *words_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
         "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
                    "DATALOADER.NUM_WORKERS", "2"],
-        "report": ["tools/report.py", "--config_file", trained / "config.yml", "OUTPUT_DIR", folder / "report"],
+        "report": ["tools/report.py", "--run", folder / "report"],
     }
     done = processes(folder, *commands.values())
     said = {name: process.stdout for name, process in zip(commands, done, strict=True)}
@@ -163,7 +164,11 @@ def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split
     width = {1: 3, 2: 3, 3: 6}[pattern] * TRUNK_WIDTH
     assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
     with np.load(output) as found:
-        assert set(found.files) == {"features", "ids", "cams", "scenes", "paths"}
+        assert set(found.files) == {"features", "ids", "cams", "scenes", "paths", "return_pattern", "split", "checkpoint",
+                                    "checkpoint_sha256", "normalised"}
+        assert (found["return_pattern"].item(), found["split"].item()) == (pattern, split)
+        assert found["checkpoint"].item() == str(trained / "last.pth") and not found["normalised"].item()
+        assert found["checkpoint_sha256"].item() == hashlib.sha256((trained / "last.pth").read_bytes()).hexdigest()
         assert found["features"].dtype == np.float32 and found["features"].shape == (len(samples), width)
         assert np.isfinite(found["features"]).all() and found["features"].std(axis=0).min() > 0
         assert found["ids"].tolist() == [sample.identity for sample in samples]
@@ -188,6 +193,11 @@ def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
     with np.load(tmp_path / "x.npz") as found:
         lengths = np.linalg.norm(features[2], axis=1, keepdims=True)
         assert np.allclose(found["features"], features[2] / lengths, atol=1e-6) and np.ptp(lengths) > 0
+        assert found["normalised"].item()
+    # Evaluation does not normalise either then.
+    assert command(export_features.main, *words, "--normalise", "TEST.FEAT_NORM=no", "--output", tmp_path / "x.npz")[0] == 0
+    with np.load(tmp_path / "x.npz") as found:
+        assert np.array_equal(found["features"], features[2]) and not found["normalised"].item()
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from PIL import Image
 from reference import statistics as reference
 from study_runs import Processes, StoppedError
 
-from config import UserError
 from engine.evaluate import PATTERN_NAMES
 from tools import study as tool
 from tools.study_tables import as_markdown, paired_difference
@@ -285,15 +284,6 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
-
-
-@pytest.mark.parametrize("content", [None, "title: [", "\0"])
-def test_a_study_that_cannot_be_read(tmp_path, content):
-    path = tmp_path / "study.yml"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UserError, match=r"study.yml cannot be read"):
-        tool.read_study(path)
 
 
 def made(mAP, rank, failed=(), **more):

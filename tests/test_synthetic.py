@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from config import MODALITIES, UserError
-from datasets.synthetic import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
 from datasets.synthetic_body import LOOK_SHAPE
+from datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
 from tools import make_synthetic
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"

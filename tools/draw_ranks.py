@@ -1,14 +1,23 @@
-"""Draw rank lists: python tools/draw_ranks.py --config_file F --weight W --output ranks.png"""
+"""Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
 from pathlib import Path
 
 import torch
 from figures import HIT, MISS, QUERY, frame, hide_ticks, label, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
-from config import MODALITIES
+from config import MODALITIES, RETURN_PATTERNS, with_values
 from config.cli import config_parser, parse, positive_int, run
 from config.files import check_output_file
-from engine.evaluate import TestData, extract_features, make_test_data, options, place_name, query_distances
+from engine.checkpoint import weight_flag
+from engine.evaluate import (
+    PATTERN_NAMES,
+    TestData,
+    extract_features,
+    make_test_data,
+    options,
+    place_name,
+    query_distances,
+)
 from engine.load import load_model_and_data
 from engine.metrics import left_out
 
@@ -16,12 +25,16 @@ BEST = 10
 
 
 def main() -> None:
-    parser = config_parser(f"Draw queries and their best {BEST} gallery triplets in all three modalities; hits have a green "
-                           "frame, misses a red one.")
+    parser = config_parser(f"Draw queries and their best {BEST} gallery triplets in all three modalities, with their "
+                           "distances; hits have a green frame, misses a red one.", checkpoint=weight_flag())
+    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
+                        help="features that are ranked: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
     parser.add_argument("--output", type=Path, default=Path("ranks.png"), metavar="X.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
                         help="queries, spread over the split (default: 4)")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
+    if arguments.return_pattern:
+        cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
     check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -32,7 +45,7 @@ def main() -> None:
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:
     """A row per query: the query, then its best gallery samples after the protocol has left out its own.
 
-    features (samples, D) of the test data.
+    features (samples, D) of the test data, of TEST.RETURN_PATTERN.
     """
     # Spread over the split, whose order is by identity: other people, and other cameras of them.
     numbers = torch.tensor(spread(len(data.query), queries))
@@ -54,11 +67,20 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
                 hide_ticks(axes[row, column + 1])
                 continue
             hit = ids[1][place] == ids[0][row]
-            _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS, f"{column + 1}")
-    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom"
-                    + options(cfg), y=0.995)
-    figure.tight_layout(pad=0.4, rect=(0, 0, 1, 0.99))
+            _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS,
+                  f"{column + 1}: d = {distance[row, place]:.3g}")
+    figure.tight_layout(pad=0.4)
+    number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
+    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
+                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}", y=1, va="bottom")
     return save(figure, path)
+
+
+def distance_name(cfg: CfgNode) -> str:
+    """What `query_distances` measures with this configuration."""
+    if cfg.TEST.RE_RANKING == "yes":
+        return "k-reciprocal distance"
+    return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
 
 
 def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str, title: str) -> None:

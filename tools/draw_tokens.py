@@ -1,4 +1,4 @@
-"""Draw which tokens SDTPS keeps: python tools/draw_tokens.py --config_file F --weight W --output tokens.png"""
+"""Draw which tokens SDTPS keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from config.files import check_output_file
 from datasets import Sample
 from datasets.loaders import TripletDataset, batches, collate
 from datasets.transforms import test_transform
+from engine.checkpoint import weight_flag
 from engine.evaluate import options
 from engine.load import load_model_and_data
 from engine.runtime import choose_precision, inference
@@ -23,11 +24,12 @@ DROPPED, OPACITY = (96, 88, 148), 0.75
 
 
 def main() -> None:
-    parser = config_parser("Draw triplets beside the patches that SDTPS keeps of them; the others are covered.")
+    parser = config_parser("Draw triplets beside the patches that SDTPS keeps of them; the others are covered.",
+                           checkpoint=weight_flag())
     parser.add_argument("--output", type=Path, default=Path("tokens.png"), metavar="X.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
     check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg, ("query",))
     print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))

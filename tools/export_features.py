@@ -1,7 +1,8 @@
 """Write the features of a split to a file of numpy arrays.
 
-    python tools/export_features.py --config_file F --weight W --return_pattern 3 --split gallery --output X.npz
+    python tools/export_features.py --weight W --return_pattern 3 --split gallery --output X.npz
 """
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from config.cli import config_parser, parse, run
 from config.files import check_output_file, written_whole
 from datasets import SPLITS
 from datasets.loaders import test_loader
+from engine.checkpoint import weight_flag
 from engine.evaluate import extract_features, normalise
 from engine.load import load_model_and_data
 
@@ -18,13 +20,15 @@ from engine.load import load_model_and_data
 def main() -> None:
     parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
                            "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
-                           "order RGB, NI, TI, or (n, 1) where one picture holds the three side by side.")
+                           "order RGB, NI, TI, or (n, 1) where one picture holds the three side by side; and, as single "
+                           "values, return_pattern, split, checkpoint (its path), checkpoint_sha256 (of its content) and "
+                           "normalised (whether the features are).", checkpoint=weight_flag())
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
     parser.add_argument("--output", type=Path, required=True, metavar="X.npz", help="the file to write")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
     output = check_output_file(arguments.output, ".npz")
 
     model, splits = load_model_and_data(cfg, (arguments.split,))
@@ -36,8 +40,20 @@ def main() -> None:
     with written_whole(output) as temporary, open(temporary, "wb") as file:
         arrays = {"ids": "identity", "cams": "camera", "scenes": "scene", "paths": "paths"}
         np.savez(file, features=features.numpy(),
-                 **{name: np.array([getattr(s, attribute) for s in samples]) for name, attribute in arrays.items()})
+                 **{name: np.array([getattr(s, attribute) for s in samples]) for name, attribute in arrays.items()},
+                 return_pattern=arguments.return_pattern, split=arguments.split, checkpoint=cfg.TEST.WEIGHT,
+                 checkpoint_sha256=sha256_of(Path(cfg.TEST.WEIGHT)),
+                 normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
     print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 digest of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from synthetic_folder import check_free, marker_of, written_folder
 from config import MODALITIES, UserError
 from config.cli import run
 from config.progress import progress
-from datasets.synthetic import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
+from datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
 
 FOLDER, MASKS = "RGBNT201", "MASK"
 SPLITS = ("train_171", "test")

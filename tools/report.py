@@ -1,4 +1,4 @@
-"""Pictures and a table of a finished run: python tools/report.py --config_file F [KEY VALUE …]"""
+"""Pictures and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
 from pathlib import Path
 
 from draw_curves import PICTURE, draw_curves, read_records
@@ -6,7 +6,9 @@ from draw_ranks import draw_ranks
 from draw_tokens import draw_tokens
 
 from config import load_cfg, with_values
-from config.cli import config_parser, parse, run
+from config.cli import CheckpointFlag, config_parser, parse, run
+from config.load import StoredText
+from engine.checkpoint import stored_config
 from engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
 from engine.load import load_model_and_data
 from engine.output import CONFIG, LAST
@@ -14,7 +16,8 @@ from engine.output import CONFIG, LAST
 
 def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
-                           "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP.")
+                           "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP.",
+                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
     _, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
     records = read_records(output)
@@ -37,6 +40,12 @@ def main() -> None:
     print()
     for what, path in drawn.items():
         print(f"{what + ':':18}{path}")
+
+
+def run_config(run: Path) -> StoredText:
+    """The configuration that a finished run was trained with. Raises `UserError` where there is no such run."""
+    read_records(run)
+    return stored_config(run / LAST)
 
 
 if __name__ == "__main__":

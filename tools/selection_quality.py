@@ -1,6 +1,6 @@
 """Where do the patches lie that SDTPS keeps: on the person or beside? On data whose foreground is known.
 
-    python tools/selection_quality.py --config_file F --weight W --output selection.png --json selection.json
+    python tools/selection_quality.py --weight W --output selection.png --json selection.json
 """
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,6 +22,7 @@ from config.progress import progress
 from datasets import SPLITS, Sample
 from datasets.loaders import test_loader
 from datasets.pictures import decode
+from engine.checkpoint import weight_flag
 from engine.evaluate import CASE_WIDTH, case_name
 from engine.load import load_model_and_data
 from engine.selection import DETECTORS, Quality, measure_selection
@@ -36,11 +37,11 @@ def main() -> None:
         "Measure where the patches lie that SDTPS keeps, for complete triplets and every case of missing modalities, on "
         "synthetic pedestrians, whose masks tell the foreground: the share on the person of all patches (base rate) and of the "
         "kept ones, and the average precision (AP) as detectors of the person of the score and of its parts alone, which are "
-        "the MLP and the similarities to the globals of RGB, NI and TI.")
+        "the MLP and the similarities to the globals of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     parser.add_argument("--output", type=Path, metavar="X.png", help="draw what is measured into this file")
     parser.add_argument("--json", type=Path, metavar="X.json", help="write what is measured, in [0, 1], to this file")
-    arguments, cfg = parse(parser, weight=True)
+    arguments, cfg = parse(parser)
     check(cfg)
     for path, suffix in ((arguments.output, ".png"), (arguments.json, ".json")):
         if path:

@@ -3,10 +3,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from yacs.config import CfgNode
 
 from config import RETURN_PATTERNS, UserError, load_cfg, with_values
+from config.yaml_file import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ROOT / "train_net.py"
@@ -34,12 +34,8 @@ class Variant:
 
 def read_study(path: Path) -> dict:
     """A study file with its defaults. Raises `UserError` for a file that is no study."""
-    try:
-        study = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"The study {path} cannot be read ({reason}); give a YAML file such as studies/modules.yml.") from None
-    if not isinstance(study, dict) or not isinstance(study.get("variants"), dict) or not study["variants"]:
+    study = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    if not isinstance(study.get("variants"), dict) or not study["variants"]:
         raise UserError(f"The study {path} has no variants; see tools/study.py --help for an example.")
     if type(study.get("seeds")) is int:
         study["seeds"] = list(range(1, study["seeds"] + 1))

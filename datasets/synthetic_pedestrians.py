@@ -1,0 +1,165 @@
+"""Synthetic pedestrians in three modalities: a small re-identification problem that can be made anywhere.
+
+A triplet is drawn once, as a map of materials, and seen three times through a camera: identity is spread over
+RGB (colours and pattern), NI (reflectance of the cloth) and TI (insulation of the cloth). Many identities share
+a look in one modality; only the three looks together are unique. Pose, place, background, occluders, light and
+noise are drawn anew for every picture, without knowing who is in it.
+"""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from config import MODALITIES, UserError
+from datasets.synthetic_body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
+from datasets.synthetic_scene import STYLES, Canvas, draw_background, draw_occluder
+
+VERSION = 1
+"""Raised whenever the same seed would give other pictures."""
+MINIMUM_SIZE = (32, 16)
+"""Height and width in pixels under which a body is no longer a body."""
+SUPERSAMPLING = 2
+CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
+"""Which of a material's five numbers each modality sees."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A person: what never changes from picture to picture."""
+
+    look: Look
+    build: Build
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One camera; the vectors have one entry per channel (red, green, blue, NI, TI), values are in [0, 1].
+
+    A camera sees `offset + gain * value ** gamma`, blurred, and adds noise of standard deviation `noise`.
+    `night_rate` is the share of its pictures taken at night.
+    """
+
+    style: str
+    night_rate: float
+    gain: tuple[float, ...]
+    gamma: tuple[float, ...]
+    offset: tuple[float, ...]
+    noise: tuple[float, ...]
+    blur: float
+
+
+CAMERAS = (
+    Camera("street", 0.0, gain=(1.00, 0.98, 0.94, 0.90, 0.85), gamma=(1.0, 1.0, 1.0, 1.00, 1.00),
+           offset=(0.02, 0.02, 0.02, 0.04, 0.05), noise=(0.015, 0.015, 0.015, 0.025, 0.020), blur=0.4),
+    Camera("park", 0.0, gain=(0.82, 0.92, 0.98, 1.00, 0.95), gamma=(0.8, 0.8, 0.8, 1.20, 0.90),
+           offset=(0.04, 0.05, 0.07, 0.00, 0.00), noise=(0.025, 0.025, 0.025, 0.020, 0.035), blur=0.7),
+    Camera("campus", 0.5, gain=(0.98, 0.84, 0.68, 0.80, 0.75), gamma=(1.2, 1.2, 1.2, 0.85, 1.15),
+           offset=(0.02, 0.01, 0.00, 0.08, 0.15), noise=(0.020, 0.020, 0.020, 0.040, 0.025), blur=0.5),
+    Camera("hall", 1.0, gain=(0.85, 0.88, 0.90, 0.95, 1.00), gamma=(1.0, 1.0, 1.0, 1.10, 1.05),
+           offset=(0.00, 0.00, 0.00, 0.02, -0.05), noise=(0.030, 0.030, 0.030, 0.035, 0.020), blur=0.6),
+)
+DAY_LIGHT = np.ones(5)
+NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
+"""What is left of the light at night; NI brings its own lamp and TI needs none."""
+OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
+
+
+def make_identities(number: int, seed: int) -> list[Identity]:
+    """`number` identities, no two with the same three looks.
+
+    Every second one differs from the one before it in a single modality (each modality in its turn), so that none of
+    the three can be left out. Raises UserError when there are fewer combinations of looks than identities.
+    """
+    if number > prod(LOOK_SHAPE):
+        raise UserError(f"{number} identities were asked for in all, but the synthetic looks combine to no more than "
+                        f"{prod(LOOK_SHAPE)}: ask for fewer (--identities, --test_identities).")
+    rng = np.random.default_rng([seed, 0])
+    looks = np.indices(LOOK_SHAPE).reshape(len(LOOK_SHAPE), -1).T
+    free = np.ones(len(looks), bool)
+    chosen: list[int] = []
+    for index in range(number):
+        candidates = free
+        if index % 2:
+            others = np.arange(len(LOOK_SHAPE)) != index // 2 % len(LOOK_SHAPE)
+            twins = free & (looks[:, others] == looks[chosen[-1], others]).all(1)
+            candidates = twins if twins.any() else free
+        # The least used looks first: every look is to be shared by about equally many.
+        used = sum(count * np.bincount(looks[chosen, modality], minlength=count)[looks[:, modality]]
+                   for modality, count in enumerate(LOOK_SHAPE))
+        chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
+        free[chosen[-1]] = False
+    return [Identity(Look(*looks[row].tolist()), random_build(np.random.default_rng([seed, 1, index])))
+            for index, row in enumerate(chosen)]
+
+
+def is_night(camera: int, rng: np.random.Generator) -> bool:
+    """Whether the next picture of camera 0, 1, … is taken at night."""
+    return bool(rng.random() < CAMERAS[camera].night_rate)
+
+
+def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int,
+                 rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """One person before one camera: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
+
+    `camera` counts from 0. With the same `rng` state two identities get the same surroundings, pose and noise.
+    """
+    # Separate streams: what one part draws never moves what another part draws.
+    scene, body, front, sensor = rng.spawn(4)
+    canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
+    draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
+    if scene.random() < BYSTANDER_RATE:
+        _draw_bystander(canvas, scene, size=(0.5, 0.8), aside=0.2)
+    own = draw_body(canvas, identity.look, identity.build, random_pose(body, canvas.aspect))
+    if front.random() < OCCLUDED_RATE:
+        draw_occluder(canvas, front)
+    if front.random() < BYSTANDER_RATE / 2:
+        _draw_bystander(canvas, front, size=(0.9, 1.1), aside=0.45)
+    labels = canvas.labels()
+    person = (labels >= own.start) & (labels < own.stop)
+    light = _pool(np.array(canvas.materials, np.float32)[labels])
+    return _expose(light, CAMERAS[camera], night, sensor), _pool(person[..., None].astype(np.float32))[..., 0] > 0.5
+
+
+def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size, aside: float) -> None:
+    """Somebody else, who is no identity, `aside` picture widths or more from the middle."""
+    pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
+    height = rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
+    x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
+    draw_body(canvas, look, build, replace(pose, x=x, y=0.95 - height + rng.uniform(-0.05, 0.1), height=height))
+
+
+def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """What the camera's three sensors make of the light: (H, W, 5) float to {modality: (H, W, 3) uint8}."""
+    height, width, _ = light.shape
+    pictures = {}
+    for modality, span in CHANNELS.items():
+        count = span.stop - span.start
+        gain, gamma, offset, noise, ambient = (np.array(vector[span], np.float32) for vector in (
+            camera.gain, camera.gamma, camera.offset, camera.noise, NIGHT_LIGHT if night else DAY_LIGHT))
+        gain = gain * ambient * np.exp(rng.normal(0, 0.07) + rng.normal(0, 0.03, count))
+        offset = (offset + rng.normal(0, 0.02)) * np.sqrt(ambient)
+        uneven = 1 + 0.08 * _smooth_noise(height, width, 5, rng) + 0.06 * _smooth_noise(height, width, 28, rng)
+        seen = np.clip(offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1)
+        picture = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
+        # Blur is given for 128 rows; a thermal lens resolves less.
+        radius = (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
+        grain = 255 * noise * rng.standard_normal((height, width, count), dtype=np.float32)
+        pictures[modality] = np.uint8(np.clip(np.asarray(picture.filter(ImageFilter.GaussianBlur(radius))) + grain,
+                                              0, 255))
+    return pictures
+
+
+def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator) -> np.ndarray:
+    """(height, width) noise of unit deviation at its `cells` knots down the picture, smooth between them."""
+    knots = rng.standard_normal((cells, max(2, cells * width // height)), dtype=np.float32)
+    return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _pool(fine: np.ndarray) -> np.ndarray:
+    """Mean over the supersampled pixels: (S H, S W, C) to (H, W, C)."""
+    height, width, channels = fine.shape
+    return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING,
+                        channels).mean((1, 3))
+

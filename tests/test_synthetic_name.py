@@ -1,0 +1,56 @@
+"""DATASETS.NAMES Synthetic: the drawn pedestrians beside a real RGBNT201, and weights trained on them under either name."""
+import shutil
+
+import pytest
+import torch
+from commands import CONFIG, table_of, weights_file, words_for
+from layouts import write_rgbnt201
+from triplets import config, message_of
+
+import test_net
+from config import load_cfg
+from datasets import read_splits
+
+
+@pytest.fixture
+def data(tiny_root, tmp_path):
+    """A folder with synthetic/, as `make demo` fills it."""
+    shutil.copytree(tiny_root, tmp_path / "data" / "synthetic")
+    return tmp_path / "data"
+
+
+def words(data, *more):
+    return words_for(data, "DATASETS.NAMES", "Synthetic", *more)
+
+
+def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
+    write_rgbnt201(data)
+    found = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
+    assert {split: len(samples) for split, samples in found.items()} == {"train": 48, "query": 32, "gallery": 32}
+    assert found == read_splits(config(data / "synthetic"))
+    assert found != read_splits(config(data))
+
+
+def test_a_real_data_set_is_not_read_in_their_place(tmp_path):
+    write_rgbnt201(tmp_path)
+    said = message_of(read_splits, config(tmp_path, "DATASETS.NAMES", "Synthetic"))
+    assert f"The data set Synthetic is not at {tmp_path / 'synthetic'} ({tmp_path} holds RGBNT201: is the configuration" in said
+    assert "make demo" in said
+
+
+def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path):
+    """As with configs/Synthetic; weights of another data set do not."""
+    cfg = load_cfg(CONFIG, words(data)[2:])
+    weights = weights_file(tmp_path / "w.pth", cfg, dataset="RGBNT201")
+    code, stdout, stderr = command(test_net.main, *words(data, "--weight", weights))
+    assert code == 0 and stdout.startswith(f"Synthetic in {data}, 32 queries"), stderr
+    as_rgbnt201 = command(test_net.main, *words_for(data / "synthetic", "--weight", weights))[1]
+    assert table_of(stdout) == table_of(as_rgbnt201) and len(table_of(stdout)) == 3
+    torch.save(torch.load(weights, weights_only=True) | {"dataset": "MSVR310"}, weights)
+    assert "were trained on MSVR310, but" in command(test_net.main, *words(data, "--weight", weights))[2]
+
+
+def test_their_own_weights_are_not_taken_for_those_of_a_real_data_set(command, data, tmp_path):
+    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words(data)[2:]), dataset="Synthetic")
+    assert command(test_net.main, *words(data, "--weight", weights))[0] == 0
+    assert "were trained on Synthetic, but" in command(test_net.main, *words_for(data / "synthetic", "--weight", weights))[2]
