@@ -90,15 +90,6 @@ def no_process_left():
 
 
 @pytest.fixture
-def one_thread():
-    """In very small products several threads would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def place(own_root, tmp_path):
     """Where a case of hostile input is made; see tests/hostile.py."""
     from hostile import Place

@@ -19,8 +19,6 @@ from engine.seps import SEPSTraining
 from engine.train import DeMoTraining
 from engine.watch import LossWatch, check_weights, files_of_batch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def loader(tiny_root):

@@ -9,8 +9,7 @@ from reference import loading as plain
 from datasets.pictures import decode_triplet
 
 
-@pytest.mark.slow
-def test_quick_rows(one_thread):
+def test_quick_rows():
     rows = benchmark_data.data_rows(quick=True)
     assert [row.what for row in rows] == ["decoding and augmentation of a triplet", "the same from 300×150 pixels, resized",
                                           "training's wait for data in the demo"]

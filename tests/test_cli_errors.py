@@ -46,7 +46,6 @@ def test_fails_for_an_empty_picture_before_anything_is_written(fails, own_root, 
     assert str(empty) in said and "it is empty" in said
 
 
-@pytest.mark.slow
 def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path):
     """Without cache and check it is found when it is its turn, by a loading process: one line as well."""
     for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():

@@ -4,7 +4,6 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-import torch
 from effects import EFFECTS
 from effects.base import configuration, write_ground
 
@@ -38,12 +37,10 @@ def demos_keys():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The ground of all effects. One thread: in such small products several would wait for each other."""
-    folder, threads = tmp_path_factory.mktemp("keys"), torch.get_num_threads()
+    """The ground of all effects."""
+    folder = tmp_path_factory.mktemp("keys")
     write_ground(folder)
-    torch.set_num_threads(1)
-    yield folder
-    torch.set_num_threads(threads)
+    return folder
 
 
 def test_every_key_is_in_one_of_the_two_tables_and_nothing_else_is():

@@ -86,6 +86,7 @@ def trained(tiny_root, tmp_path_factory):
     return folder / "1", folder / "2"
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(trained):
     alone, shared = (records_of(folder) for folder in trained)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
@@ -97,6 +98,7 @@ def test_two_processes_train_like_one(trained):
             assert two["accuracy"] == pytest.approx(one["accuracy"], abs=1 / 40)
 
 
+@pytest.mark.slow
 def test_one_process_writes(trained):
     alone, shared = trained
     assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
@@ -105,6 +107,7 @@ def test_one_process_writes(trained):
     assert log.count("epoch 2: loss") == 1 and log.count("the run is in") == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
     """SIGTERM to torchrun, as a cluster sends it, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
@@ -156,6 +159,7 @@ def test_the_old_flag_is_understood(tiny_root, tmp_path, command):
     assert code == 2 and "MAX_EPOCHS" in stderr and "local_rank" not in stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     """One that is killed says nothing; the other, which waits for it in an exchange, is ended within a minute."""
     output = tmp_path / "run"

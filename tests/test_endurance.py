@@ -15,8 +15,7 @@ EPOCHS, WARM_UP, WINDOW = 200, 50, 30
 GROWTH = 1.05
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="processes are watched in /proc")]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="processes are watched in /proc")
 
 
 def start(root, output, *opts, script="train_net.py"):
@@ -80,6 +79,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run(tiny_root, tmp_path, capsys):
     """Of the run and of its loading processes, one for training and one for evaluation. Every epoch is recorded, every tenth
     evaluated and saved."""
@@ -113,7 +113,7 @@ def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run
         assert after < GROWTH * before
 
 
-@pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", "the run alone"])
+@pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", pytest.param("the run alone", marks=pytest.mark.slow)])
 def test_loading_processes_end_on_ctrl_c(whom, tiny_root, tmp_path):
     process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
     wait_for(lambda: epochs_of(tmp_path) >= 2, process)
@@ -130,6 +130,7 @@ def test_loading_processes_end_on_ctrl_c(whom, tiny_root, tmp_path):
     assert_all_ended(loaders)
 
 
+@pytest.mark.slow
 def test_loading_processes_end_with_a_run_that_is_killed(tiny_root, tmp_path):
     process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
     wait_for(lambda: epochs_of(tmp_path) >= 1, process)

@@ -21,6 +21,8 @@ from modeling.weights import from_demo, to_demo
 
 SIZE = (48, 32)
 CPU = torch.device("cpu")
+IN_THE_COMPILER = pytest.mark.filterwarnings("default")
+"""Torch's compiler warns of what it does itself."""
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +177,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
         assert float(done.stdout) < 1e-4, capability  # which NaN is not
 
 
+@IN_THE_COMPILER
 def test_compiled_features_are_the_eager_ones():
     eager, compiled = tiny_model(), tiny_model()
     compile_model(compiled, CPU)
@@ -187,6 +190,7 @@ def test_compiled_features_are_the_eager_ones():
 
 
 @pytest.mark.slow
+@IN_THE_COMPILER
 def test_compiled_equals_eager_in_training_and_evaluation():
     """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
     eager, compiled = tiny_model(), tiny_model()

@@ -15,8 +15,6 @@ from modeling.heads import BNNeck
 from modeling.losses import identity_loss
 from modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
 SELECTS = pytest.mark.parametrize("select", [False, True], ids=["gradient", "select"])

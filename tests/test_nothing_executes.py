@@ -177,6 +177,7 @@ def on_meta(content):
     content["model"]["trunk.vit.norm.weight"] = torch.empty(64, device="meta")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("change", [endless, sparse, on_meta])
 def test_a_tensor_whose_numbers_are_not_there_is_none(change, place, command):
     weights_for(place.root, place.folder / "w.pth", change)

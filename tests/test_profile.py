@@ -34,7 +34,6 @@ def tokens_of(width, count):
     return [{modality: torch.randn(1, *shape) for modality in MODALITIES} for shape in ((count, width), (width,))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameters", "gmacs"), [
     ("Baseline", 87_988_224, 34.28), ("DeMo_SDTPS", 88_617_573, 34.33), ("DeMo", 98_792_960, 35.1)])
 def test_profile_of_the_published_models(command, name, parameters, gmacs):

@@ -30,7 +30,6 @@ def runs(tiny_root, tmp_path_factory):
     return {name: folder / name for name in RUNS}
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
     """Whether one process loads and keeps the pictures, or two load them and keep none."""
     first, second = runs["one"], runs["loaded otherwise"]
@@ -40,12 +39,10 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
     assert all(torch.equal(value, others[key]) for key, value in weights.items())
 
 
-@pytest.mark.slow
 def test_another_seed_gives_another_run(runs):
     assert (runs["one"] / "metrics.json").read_bytes() != (runs["another seed"] / "metrics.json").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_run_records_what_it_was_made_with(runs):
     record = json.loads((runs["another seed"] / "run.json").read_text())
     assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record

@@ -25,18 +25,15 @@ AUTO = ("RESUME", "auto")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alike():
-    """Every run of this module computes with one thread, for the same numbers, and finds its configuration."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def in_the_root():
+    """Every run of this module finds its configuration."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def reference(alike, tiny_root, tmp_path_factory):
+def reference(tiny_root, tmp_path_factory):
     """A run that nobody disturbs, and that saves at its end alone → its folder."""
     output = tmp_path_factory.mktemp("reference") / "run"
     assert call(words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
@@ -44,7 +41,7 @@ def reference(alike, tiny_root, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stopped(alike, tiny_root, tmp_path_factory):
+def stopped(tiny_root, tmp_path_factory):
     """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("stopped") / "run"
     with at(Loop, "_train_step", 8, terminate):
@@ -80,7 +77,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+QUICKEST = ("in a step", "asked to end in an evaluation")
+
+
+@pytest.mark.parametrize("place", [pytest.param(place, marks=[] if place in QUICKEST else pytest.mark.slow) for place in PLACES])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_root, tmp_path, place):
     owner, name, number, act, more = PLACES[place]
     words = words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
@@ -91,8 +91,10 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_ro
     assert not (tmp_path / "run" / "last.previous.pth").exists()
 
 
-@pytest.mark.parametrize("place", [(Loop, "_train_step", 5, kill), (engine.seps, "evaluate", 2, terminate)],
-                         ids=["in a step", "asked to end in an evaluation"])
+@pytest.mark.parametrize("place", [
+    pytest.param((Loop, "_train_step", 5, kill), id="in a step"),
+    pytest.param((engine.seps, "evaluate", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
+])
 def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
     words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
     assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0

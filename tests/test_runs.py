@@ -45,7 +45,6 @@ def trained(tiny_root, tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.slow
 def test_a_run_leaves_its_files(trained):
     for name in ("config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"):
         assert (trained / name).stat().st_size > 0
@@ -53,7 +52,6 @@ def test_a_run_leaves_its_files(trained):
     assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 
 
-@pytest.mark.slow
 def test_metrics_hold_every_evaluation(trained):
     records = records_of(trained)
     assert [record["epoch"] for record in records] == [0, 1, 2]
@@ -69,7 +67,6 @@ def test_metrics_hold_every_evaluation(trained):
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
-@pytest.mark.slow
 def test_checkpoints_load_without_running_code(trained, tiny_root):
     cfg = load_cfg(trained / "config.yml")
     scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
@@ -82,14 +79,12 @@ def test_checkpoints_load_without_running_code(trained, tiny_root):
         assert content["config"] == (trained / "config.yml").read_text()
 
 
-@pytest.mark.slow
 def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
     cfg = load_cfg(trained / "config.yml")
     assert cfg == load_cfg(CONFIG, words_for(tiny_root, "OUTPUT_DIR", trained)[2:])
     assert str(tiny_root) == cfg.DATASETS.ROOT_DIR
 
 
-@pytest.mark.slow
 def test_log_and_tensorboard_tell_what_metrics_tell(trained):
     log = (trained / "log.txt").read_text()
     assert "48 train" in log and "RANDOM" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
@@ -133,7 +128,6 @@ def drawn(trained, tiny_root, tmp_path_factory):
     return folder, said
 
 
-@pytest.mark.slow
 def test_the_test_command_gives_the_last_record(trained, drawn):
     found = scores_of(drawn[0] / "table.json")
     assert found == near(records_of(trained)[-1]["patterns"])
@@ -141,7 +135,6 @@ def test_the_test_command_gives_the_last_record(trained, drawn):
     assert drawn[1]["table"].splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
                          ids=["as in training", "otherwise"])
 def test_the_runs_own_configuration_tests_the_same_however_pictures_are_loaded(trained, drawn, tmp_path, command, opts):
@@ -151,7 +144,6 @@ def test_the_runs_own_configuration_tests_the_same_however_pictures_are_loaded(t
     assert scores_of(tmp_path / "x.json") == near(scores_of(drawn[0] / "table.json"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("pattern", RETURN_PATTERNS)
 def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split):
@@ -177,7 +169,6 @@ def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split
     assert os.listdir(tmp_path) == ["features.npz"]
 
 
-@pytest.mark.slow
 def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
     """Pattern 3 is 1 beside 2; loading in two processes and another process change nothing."""
     features = []
@@ -200,7 +191,6 @@ def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
         assert np.array_equal(found["features"], features[2]) and not found["normalised"].item()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("curves.png", 0), ("new/ranks.png", 2), ("tokens.png", 2),
                                             ("report/curves.png", 0), ("report/ranks.png", 4), ("report/tokens.png", 8)])
 def test_pictures_are_drawn(drawn, name, rows):
@@ -216,7 +206,6 @@ def test_pictures_are_drawn(drawn, name, rows):
     assert not list(drawn[0].rglob("*.part"))
 
 
-@pytest.mark.slow
 def test_commands_print_where_they_wrote(drawn):
     folder, said = drawn
     assert said["curves"].strip() == str(folder / "curves.png") and said["ranks"].strip() == "new/ranks.png"
@@ -225,7 +214,6 @@ def test_commands_print_where_they_wrote(drawn):
         assert str(folder / "report" / name) in said["report"]
 
 
-@pytest.mark.slow
 def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
     records = records_of(trained)
     table = table_of(drawn[1]["report"])
@@ -236,7 +224,6 @@ def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
     assert "32 queries" in drawn[1]["report"]
 
 
-@pytest.mark.slow
 def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):
     output = tmp_path / "run"
     shutil.copytree(trained, output)

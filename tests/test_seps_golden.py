@@ -9,8 +9,6 @@ from reference.seps_loop import PlainSEPS
 
 from modeling.seps import CrossSparseAggrNet, SEPSLoss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CASES = ["open", "open_sparse_only", "open_gradients", "paper", "paper_no_long", "paper_single", "paper_gradients"]
 MADE_BY = pytest.mark.parametrize("make", [CrossSparseAggrNet, PlainSEPS])
 INPUTS = ["images", "captions", "caption_lengths", "long_captions", "long_caption_lengths"]

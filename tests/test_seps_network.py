@@ -18,8 +18,6 @@ from modeling.seps import (
     mask_xattn_one_text,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WIDTH, PATCHES, IMAGES = 20, 9, 3
 LENGTHS, LONG_LENGTHS = (7, 1, 3, 4), (2, 10, 5, 6)
 """Of captions of 7 and long captions of 10 words, padding included; some are shorter than HRPA's five best."""

@@ -14,7 +14,6 @@ from datasets.captions import encode_texts, padded
 from modeling.seps.model import make_seps
 from modeling.seps.towers import ImageTower, TextTower, load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SWIN = ("MODEL.TRANSFORMER_TYPE", "swin_tiny_patch4_window7_224", "MODEL.PATCH_SIZE", "2", "MODEL.SDTPS_AGGR_RATIO", "0.5")
 
 

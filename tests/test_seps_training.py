@@ -26,16 +26,11 @@ COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSu
 STILL = ("SOLVER.BASE_LR", "1e-20")
 """The model stays as it starts."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def trained(shapes_root, tmp_path_factory):
     """A run of three epochs → its folder."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield train(shapes_root, tmp_path_factory.mktemp("seps") / "run")
-    torch.set_num_threads(threads)
+    return train(shapes_root, tmp_path_factory.mktemp("seps") / "run")
 
 
 def saved(folder, name="last.pth"):

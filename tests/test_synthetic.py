@@ -97,9 +97,9 @@ def test_pictures_have_the_size_asked(tmp_path):
     folder = make(tmp_path, "--height", "48", "--width", "40")
     for kind in (*MODALITIES, "MASK"):
         for path in (folder / "test" / kind).iterdir():
-            picture = Image.open(path)
-            assert picture.size == (40, 48)
-            assert (picture.format, picture.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
+            with Image.open(path) as picture:
+                assert picture.size == (40, 48)
+                assert (picture.format, picture.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
 
 
 def test_masks_are_binary_and_of_a_persons_area(made):

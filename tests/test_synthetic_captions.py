@@ -87,7 +87,8 @@ def test_the_reader_reads_it(made):
         for caption, image in zip(texts.captions, texts.image_of, strict=True):
             assert fits(shapes_of(caption), shapes_of(texts.long_captions[image]))
     assert {path.name for path in (made / "images").iterdir()} == {Path(path).name for path in seen}
-    assert Image.open(next(iter(seen))).size == (32, 32)
+    with Image.open(next(iter(seen))) as picture:
+        assert picture.size == (32, 32)
 
 
 def near(picture, colour):

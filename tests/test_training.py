@@ -20,8 +20,6 @@ STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")
 """An epoch that leaves the model as it starts."""
 IDENTITIES = 6
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def train(command, tiny_root, tmp_path):
