@@ -11,7 +11,7 @@ import train_net
 from tools import export_features
 
 SPLITS = ("query", "gallery")
-MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4}
+MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}
 """Of a query in the gallery: pictures from the other two cameras in both scenes; in MSVR310, from the other scene."""
 
 

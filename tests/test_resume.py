@@ -80,7 +80,8 @@ PLACES = {
 QUICKEST = ("in a step", "asked to end in an evaluation")
 
 
-@pytest.mark.parametrize("place", [pytest.param(place, marks=[] if place in QUICKEST else pytest.mark.slow) for place in PLACES])
+@pytest.mark.parametrize("place", [*QUICKEST, *(pytest.param(place, marks=pytest.mark.slow)
+                                                for place in PLACES if place not in QUICKEST)])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_root, tmp_path, place):
     owner, name, number, act, more = PLACES[place]
     words = words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)

@@ -113,7 +113,7 @@ def test_every_camera_is_read(tmp_path):
     assert [sample.camera for sample in found] == list(range(8))
 
 
-@pytest.mark.parametrize(("split", "width"), zip(SPLITS, (256, 767, 769), strict=True))
+@pytest.mark.parametrize(("split", "width"), list(zip(SPLITS, (256, 767, 769), strict=True)))
 def test_a_picture_of_another_width_is_told(own, split, width):
     root, expected = own
     path = Path(expected[split][3].paths[0])
