@@ -1,5 +1,5 @@
-"""Package metadata. Users run the scripts from a checkout; installing makes its packages importable from anywhere."""
-from setuptools import setup
+"""Package metadata. Users run the scripts from a checkout; installing makes demo_sdtps importable from anywhere."""
+from setuptools import find_packages, setup
 
 SEPS = ["transformers>=4.48"]
 """The text tower of train_seps.py."""
@@ -10,7 +10,8 @@ setup(
     description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
     license="MIT",
     python_requires=">=3.10",
-    packages=["config", "datasets", "engine", "modeling", "modeling.seps"],
+    packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
+    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",
@@ -27,5 +28,6 @@ setup(
         "tensorboard>=2.16",
         "safetensors>=0.4",
     ],
-    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"]},
+    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6",
+                                          "mypy>=1.11", "setuptools>=64"]},
 )

@@ -1,12 +1,30 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parent
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
 from pathlib import Path
 
-from config import with_values
-from config.cli import config_parser, parse, run
-from config.files import check_output_file, write_json
-from engine.checkpoint import weight_flag
-from engine.evaluate import as_missing_table, as_record, as_table, caption, evaluate, evaluate_missing, make_test_data
-from engine.load import load_model_and_data
+from demo_sdtps.config import with_values
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluate import (
+    as_missing_table,
+    as_record,
+    as_table,
+    caption,
+    evaluate,
+    evaluate_missing,
+    make_test_data,
+)
+from demo_sdtps.engine.load import load_model_and_data
 
 
 def main() -> None:

@@ -1,13 +1,23 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parent
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
 from pathlib import Path
 
-from config.cli import config_parser, parse, run
-from config.files import check_output_file, write_json
-from config.seps_schema import SEPS_SCHEMA
-from engine.checkpoint import weight_flag
-from engine.retrieval import as_table
-from engine.seps_evaluate import caption, evaluate
-from engine.seps_load import EXAMPLE, load_seps_and_data
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.retrieval import as_table
+from demo_sdtps.engine.seps_evaluate import caption, evaluate
+from demo_sdtps.engine.seps_load import EXAMPLE, load_seps_and_data
 
 
 def main() -> None:

@@ -1,21 +1,31 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parent
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
 import argparse
 import logging
 
 from yacs.config import CfgNode
 
-from config.cli import config_parser, parse, run
-from datasets import identity_labels, read_splits
-from datasets.loaders import train_loader
-from datasets.pictures import verify
-from engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
-from engine.evaluate import doubts, make_test_data
-from engine.resume import find_run
-from engine.run import run_folder
-from engine.runtime import choose_device, compile_model, set_seed
-from engine.train import train
-from modeling import make_model
-from modeling.pretrained import load_pretrained
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.loaders import train_loader
+from demo_sdtps.datasets.pictures import verify
+from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
+from demo_sdtps.engine.evaluate import doubts, make_test_data
+from demo_sdtps.engine.resume import find_run
+from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
+from demo_sdtps.engine.train import train
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.pretrained import load_pretrained
 
 logger = logging.getLogger("train_net")
 

@@ -1,17 +1,27 @@
 """Train SEPS, image-text matching: python train_seps.py --config_file configs/SEPS/flickr30k.yml [KEY VALUE …]"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parent
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
 import logging
 
-from config.cli import config_parser, parse, run
-from config.seps_schema import SEPS_SCHEMA
-from datasets.captions import train_loader
-from engine.distributed import check_single
-from engine.resume import find_run
-from engine.run import run_folder
-from engine.runtime import choose_device, set_seed
-from engine.seps import train
-from engine.seps_evaluate import doubts, make_retrieval_data, read_splits
-from modeling.seps.model import make_seps
-from modeling.seps.towers import load_tokenizer
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.datasets.captions import train_loader
+from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.resume import find_run
+from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.runtime import choose_device, set_seed
+from demo_sdtps.engine.seps import train
+from demo_sdtps.engine.seps_evaluate import doubts, make_retrieval_data, read_splits
+from demo_sdtps.modeling.seps.model import make_seps
+from demo_sdtps.modeling.seps.towers import load_tokenizer
 
 logger = logging.getLogger("train_seps")
 

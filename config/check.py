@@ -4,7 +4,7 @@ import re
 
 from yacs.config import CfgNode
 
-from config.common import CLIP_TRUNK, UserError
+from demo_sdtps.config.common import CLIP_TRUNK, UserError
 
 VIT_MODULES = ("vision_transformer", "deit")
 """timm's modules of plain Vision Transformers; modeling/trunk.py refuses those among them that do not fit."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from config.common import UserError, printable
-from config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
-from config.schema import Schema
+from demo_sdtps.config.common import UserError, printable
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
+from demo_sdtps.config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all without it) with defaults, and exit"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from config.common import UserError
+from demo_sdtps.config.common import UserError
 
 
 def check_output_file(path: Path, suffix: str) -> Path:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import yaml
 from yacs.config import CfgNode
 
-from config.check import check_cfg
-from config.common import UserError
-from config.schema import KEYS, Key, Schema
-from config.yaml_file import parse_yaml, read_yaml
+from demo_sdtps.config.check import check_cfg
+from demo_sdtps.config.common import UserError
+from demo_sdtps.config.schema import KEYS, Key, Schema
+from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
                      "a checkpoint of SEPS belongs to test_seps.py")
@@ -24,6 +24,8 @@ MOST_SHOWN = 200
 """Characters of a value that a sentence shows."""
 JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)
 """KEY=VALUE. A word with another sign before its first = is no such thing."""
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+"""The package's own configurations."""
 LARGEST = 2**32
 """Whole numbers beyond it are no count of anything here, and some not even a number to torch."""
 
@@ -57,13 +59,15 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     """
     cfg = get_cfg(schema)
     is_stored = isinstance(config, StoredText)
+    if config is not None and not is_stored:
+        config = _config_path(Path(config))
     if config is not None:
-        for name, value in _stored_values(config, schema) if is_stored else _file_values(Path(config), schema):
+        for name, value in _stored_values(config, schema) if is_stored else _file_values(config, schema):
             _set(cfg, schema, name, value, str(config))
     for name, value in pairs_of(opts):
         _set(cfg, schema, name, value, "the command line")
     if not cfg.OUTPUT_DIR:
-        path = Path("default.yml" if config is None or is_stored else config)
+        path = Path("default.yml") if config is None or is_stored else config
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
     try:
         schema.check(cfg)
@@ -86,6 +90,12 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(word)} stands alone; give it a "
                             "value or leave it out.")
         yield key, value
+
+
+def _config_path(path: Path) -> Path:
+    """The file of that name, or, where there is none, the package's own: RGBNT201/DeMo_SDTPS.yml, with configs/ or without."""
+    candidates = (path, CONFIGS / path, CONFIGS.parent / path)
+    return next((candidate for candidate in candidates if os.path.exists(candidate)), path)
 
 
 def _file_values(path: Path, schema: Schema) -> Iterator[tuple[str, object]]:

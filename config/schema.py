@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from config.common import MISSING_CASES
+from demo_sdtps.config.common import MISSING_CASES
 
 
 class Key(NamedTuple):

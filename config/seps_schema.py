@@ -6,10 +6,10 @@ import difflib
 
 from yacs.config import CfgNode
 
-from config.check import check_device
-from config.common import UserError
-from config.load import DEMO_SCHEMA
-from config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, Key, Schema
+from demo_sdtps.config.check import check_device
+from demo_sdtps.config.common import UserError
+from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, Key, Schema
 
 
 def rising(value) -> bool:

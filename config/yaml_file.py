@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from config.common import UserError
+from demo_sdtps.config.common import UserError
 
 MOST_BYTES, MOST_VALUES = 1 << 20, 10_000
 """Of a file, and of the values in it."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from config import UserError
-from datasets.base import SPLITS, Naming, Reader, Sample, folder_in_other_letters, identity_labels
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, folder_in_other_letters, identity_labels
 
 NAMES = (
     "RGBNT201",
@@ -18,7 +18,7 @@ NAMES = (
 )
 """What DATASETS.NAMES may be. A new data set is one file, its name in small letters, and one line here."""
 
-READERS: dict[str, Reader] = {name: import_module(f"datasets.{name.lower()}").READER for name in NAMES}
+READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
 
 __all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
 

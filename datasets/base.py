@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from config import MODALITIES, UserError
-from config.common import printable
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import printable
 
 SPLITS = ("train", "query", "gallery")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from config import UserError
-from datasets.base import folder_in_other_letters, found_instead
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.base import folder_in_other_letters, found_instead
 
 IMAGES, MAPPING = "images", "id_mapping.json"
 LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"

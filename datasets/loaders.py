@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
-from config import MODALITIES, UserError
-from datasets.base import Sample, identity_labels
-from datasets.pictures import decode_all, decode_triplet
-from datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
-from datasets.transforms import Transform, test_transform, train_transform
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.base import Sample, identity_labels
+from demo_sdtps.datasets.pictures import decode_all, decode_triplet
+from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
+from demo_sdtps.datasets.transforms import Transform, test_transform, train_transform
 
 CACHE_LIMIT = 1 << 30
 """Bytes of decoded pictures that DATASETS.CACHE auto keeps in memory."""

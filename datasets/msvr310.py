@@ -2,8 +2,8 @@
 import re
 from pathlib import Path
 
-from config import UserError
-from datasets.base import VIS_NI_TH, Naming, Reader, Sample, existing, triplet_paths
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.base import VIS_NI_TH, Naming, Reader, Sample, existing, triplet_paths
 
 FOLDERS = {"train": "bounding_box_train", "query": "query3", "gallery": "bounding_box_test"}
 NAMING = Naming(re.compile(r"(?P<identity>\d{4})_s(?P<scene>\d{3})_v(?P<camera>[0-7])(?!\d).*\.jpg"),

@@ -13,9 +13,9 @@ try:
 except ImportError:  # not built for this platform: Pillow gives the same pixels, in about half as much time again
     simplejpeg = None
 
-from config import MODALITIES, UserError
-from config.progress import progress
-from datasets.base import Sample
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.base import Sample
 
 # A file of a few kilobytes can hold so many pixels that they fill the memory. More than Image.MAX_IMAGE_PIXELS (89 million)
 # are refused below, where Pillow warns and reads up to twice as many.

@@ -2,8 +2,8 @@
 import re
 from pathlib import Path
 
-from datasets.base import Naming, Reader, Sample, picture_names
-from datasets.pictures import check_widths
+from demo_sdtps.datasets.base import Naming, Reader, Sample, picture_names
+from demo_sdtps.datasets.pictures import check_widths
 
 FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 NAMING = Naming(re.compile(r"(?P<identity>-1|\d{1,9})_c(?P<camera>[1-8])(?!\d).*\.jpg"), example="0001_c1_001.jpg",

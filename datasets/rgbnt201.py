@@ -2,8 +2,8 @@
 import re
 from pathlib import Path
 
-from config import MODALITIES
-from datasets.base import Naming, Reader, Sample, triplet_paths
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets.base import Naming, Reader, Sample, triplet_paths
 
 FOLDERS = {"train": "train_171", "query": "test", "gallery": "test"}
 # No second digit: cam12 would pass for camera 1.

@@ -1,8 +1,8 @@
 """Synthetic: the pedestrians that tools/make_synthetic.py draws, in RGBNT201's layout and names but a folder of their own."""
 from pathlib import Path
 
-from datasets import rgbnt201
-from datasets.base import Reader, Sample
+from demo_sdtps.datasets import rgbnt201
+from demo_sdtps.datasets.base import Reader, Sample
 
 FOLDER = "synthetic"
 

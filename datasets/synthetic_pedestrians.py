@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 from PIL import Image, ImageFilter
 
-from config import MODALITIES, UserError
-from datasets.synthetic_body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
-from datasets.synthetic_scene import STYLES, Canvas, draw_background, draw_occluder
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.synthetic_body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
+from demo_sdtps.datasets.synthetic_scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1
 """Raised whenever the same seed would give other pictures."""

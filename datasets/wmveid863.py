@@ -1,8 +1,8 @@
 """WMVeID863: vehicles in the wild, three folders of pictures with the same names, which are RGBNT201's (spec 8)."""
 from pathlib import Path
 
-from datasets.base import VIS_NI_TH, Reader, Sample, triplet_paths
-from datasets.rgbnt201 import NAMING
+from demo_sdtps.datasets.base import VIS_NI_TH, Reader, Sample, triplet_paths
+from demo_sdtps.datasets.rgbnt201 import NAMING
 
 FOLDERS = {"train": "train", "query": "query", "gallery": "test"}
 

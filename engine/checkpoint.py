@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config import UserError
-from config.cli import CheckpointFlag
-from config.files import written_whole
-from config.load import StoredText
-from datasets import reader_of
-from modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import CheckpointFlag
+from demo_sdtps.config.files import written_whole
+from demo_sdtps.config.load import StoredText
+from demo_sdtps.datasets import reader_of
+from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
 MOST_CAMERAS = 10_000

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
-from config import UserError
-from datasets.loaders import cpu_cores
-from modeling import collectives
-from modeling.batch_norm import synchronise
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.modeling import collectives
+from demo_sdtps.modeling.batch_norm import synchronise
 
 Item = TypeVar("Item")
 

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
-from config.progress import progress
-from datasets import Sample, reader_of
-from datasets.loaders import batches, test_loader
-from engine.distributed import from_main, gathered_rows, share
-from engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
-from engine.reranking import k_reciprocal
-from engine.runtime import choose_precision, inference
-from modeling import DeMo
-from modeling.demo import missing_modalities
+from demo_sdtps.config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets import Sample, reader_of
+from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.engine.distributed import from_main, gathered_rows, share
+from demo_sdtps.engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.engine.reranking import k_reciprocal
+from demo_sdtps.engine.runtime import choose_precision, inference
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
 
 RANKS = (1, 5, 10)
 CASE_WIDTH = 18

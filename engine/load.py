@@ -3,12 +3,12 @@ from collections.abc import Sequence
 
 from yacs.config import CfgNode
 
-from config import UserError
-from datasets import Sample, read_splits, reader_of
-from engine.checkpoint import load_weights, read_checkpoint
-from engine.distributed import check_single
-from engine.runtime import choose_device, compile_model, set_seed
-from modeling import DeMo, make_model
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets import Sample, read_splits, reader_of
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
+from demo_sdtps.modeling import DeMo, make_model
 
 
 def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")) -> tuple[DeMo, dict[str, list[Sample]]]:

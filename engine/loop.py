@@ -15,18 +15,18 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
-from config import UserError
-from config.progress import progress
-from datasets.loaders import stop_workers
-from engine.checkpoint import fill_model
-from engine.distributed import anywhere, check_agreement, is_main, of_all, rank, world
-from engine.meter import Meter
-from engine.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from engine.resume import Resumed
-from engine.runtime import choose_precision, set_seed
-from engine.state import fingerprint, random_states, set_random_states
-from engine.stop import StopNow, Stopped, StopRequest
-from engine.watch import LossWatch, check_weights
+from demo_sdtps.config import UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import stop_workers
+from demo_sdtps.engine.checkpoint import fill_model
+from demo_sdtps.engine.distributed import anywhere, check_agreement, is_main, of_all, rank, world
+from demo_sdtps.engine.meter import Meter
+from demo_sdtps.engine.output import BEST, LAST, PREVIOUS, scalar_board, write_records
+from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.runtime import choose_precision, set_seed
+from demo_sdtps.engine.state import fingerprint, random_states, set_random_states
+from demo_sdtps.engine.stop import StopNow, Stopped, StopRequest
+from demo_sdtps.engine.watch import LossWatch, check_weights
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from config import UserError
+from demo_sdtps.config import UserError
 
 CHUNK_ELEMENTS = 1 << 25
 """Distances that are there at a time, of 4 bytes each: 33 queries to a gallery of a million."""

@@ -7,7 +7,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 from yacs.config import CfgNode
 
-from modeling import DeMo
+from demo_sdtps.modeling import DeMo
 
 CLIP_TRUNK_LR = 5e-6
 IMAGENET_TRUNK_LR_FACTOR = 0.8

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from config import UserError
-from config.files import write_json
-from engine.record import RECORD
+from demo_sdtps.config import UserError
+from demo_sdtps.config.files import write_json
+from demo_sdtps.engine.record import RECORD
 
 METRICS, LAST, PREVIOUS, BEST, CONFIG = "metrics.json", "last.pth", "last.previous.pth", "best.pth", "config.yml"
 DAMAGED = "last.damaged.pth"

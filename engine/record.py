@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from yacs.config import CfgNode
 
-from config import UserError
-from config.files import write_json
-from engine.stop import Stopped
+from demo_sdtps.config import UserError
+from demo_sdtps.config.files import write_json
+from demo_sdtps.engine.stop import Stopped
 
 if TYPE_CHECKING:
-    from engine.resume import Resumed
+    from demo_sdtps.engine.resume import Resumed
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = "run.json"

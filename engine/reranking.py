@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from config.progress import progress
+from demo_sdtps.config.progress import progress
 
 BLOCK_ELEMENTS = 1 << 21
 """Numbers in a block of rows, about: a few such tensors exist at a time, and never one of N × N."""

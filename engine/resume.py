@@ -10,11 +10,11 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from config import UserError
-from config.yaml_file import parse_yaml, read_yaml
-from engine.output import CONFIG, LAST, PREVIOUS, check_output
-from engine.state import STATE
-from modeling.weights import LOAD_ERRORS
+from demo_sdtps.config import UserError
+from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
+from demo_sdtps.engine.output import CONFIG, LAST, PREVIOUS, check_output
+from demo_sdtps.engine.state import STATE
+from demo_sdtps.modeling.weights import LOAD_ERRORS
 
 HARMLESS = (
     "OUTPUT_DIR", "RESUME",  # where the run is

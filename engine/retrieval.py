@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from config import UserError
+from demo_sdtps.config import UserError
 
 RANKS = (1, 5, 10)
 WAYS = ("i2t", "t2i")

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from config.files import written_whole
-from engine.distributed import is_main, wait_for_all
-from engine.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
-from engine.record import recorded
-from engine.resume import Resumed
-from engine.runtime import log_to
-from engine.stop import Stopped
+from demo_sdtps.config.files import written_whole
+from demo_sdtps.engine.distributed import is_main, wait_for_all
+from demo_sdtps.engine.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
+from demo_sdtps.engine.record import recorded
+from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.runtime import log_to
+from demo_sdtps.engine.stop import Stopped
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from torch import nn
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
-from config import UserError
-from engine.distributed import launched, local_rank
-from modeling import DeMo
+from demo_sdtps.config import UserError
+from demo_sdtps.engine.distributed import launched, local_rank
+from demo_sdtps.modeling import DeMo
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from config import MODALITIES, UserError
-from config.progress import progress
-from datasets.loaders import batches
-from engine.evaluate import CASES
-from modeling import DeMo
-from modeling.demo import ByModality
-from modeling.sdtps import STATE_NAMES, cosine_guidance
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.engine.evaluate import CASES
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import ByModality
+from demo_sdtps.modeling.sdtps import STATE_NAMES, cosine_guidance
 
 DETECTORS = ("score", "MLP", *MODALITIES)
 """What ranks the patches: the score, and each of its parts alone; a modality stands for the guidance of its global."""

@@ -6,16 +6,16 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from datasets.captions import CaptionBatch, batches
-from engine.checkpoint import save_model
-from engine.loop import Training, run_training
-from engine.optim import grouped
-from engine.resume import Resumed
-from engine.retrieval import as_table
-from engine.runtime import autocast
-from engine.seps_evaluate import RetrievalData, evaluate
-from modeling.seps import SEPSLoss
-from modeling.seps.model import SEPS
+from demo_sdtps.datasets.captions import CaptionBatch, batches
+from demo_sdtps.engine.checkpoint import save_model
+from demo_sdtps.engine.loop import Training, run_training
+from demo_sdtps.engine.optim import grouped
+from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.retrieval import as_table
+from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.seps_evaluate import RetrievalData, evaluate
+from demo_sdtps.modeling.seps import SEPSLoss
+from demo_sdtps.modeling.seps.model import SEPS
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 

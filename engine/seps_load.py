@@ -3,13 +3,13 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from config import UserError
-from engine.checkpoint import fill_model, read_weights_file
-from engine.distributed import check_single
-from engine.runtime import choose_device, set_seed
-from engine.seps_evaluate import RetrievalData, make_retrieval_data, read_splits
-from modeling.seps.model import SEPS, make_seps
-from modeling.seps.towers import load_tokenizer
+from demo_sdtps.config import UserError
+from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
+from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.runtime import choose_device, set_seed
+from demo_sdtps.engine.seps_evaluate import RetrievalData, make_retrieval_data, read_splits
+from demo_sdtps.modeling.seps.model import SEPS, make_seps
+from demo_sdtps.modeling.seps.towers import load_tokenizer
 
 EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 

@@ -6,16 +6,16 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from datasets.loaders import Batch, batches
-from engine.checkpoint import save_checkpoint
-from engine.distributed import gathered, replicated
-from engine.evaluate import TestData, as_record, as_table, evaluate
-from engine.loop import Training, run_training
-from engine.optim import make_center_optimizer, make_optimizer, make_scheduler
-from engine.resume import Resumed
-from engine.runtime import autocast
-from modeling import DeMo
-from modeling.losses import make_center_losses, total_loss
+from demo_sdtps.datasets.loaders import Batch, batches
+from demo_sdtps.engine.checkpoint import save_checkpoint
+from demo_sdtps.engine.distributed import gathered, replicated
+from demo_sdtps.engine.evaluate import TestData, as_record, as_table, evaluate
+from demo_sdtps.engine.loop import Training, run_training
+from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
+from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.losses import make_center_losses, total_loss
 
 
 def train(cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, output: Path,

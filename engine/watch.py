@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from config import UserError
-from engine.distributed import is_main, world
+from demo_sdtps.config import UserError
+from demo_sdtps.engine.distributed import is_main, world
 
 RECENT = 5
 """Finite losses that are told."""

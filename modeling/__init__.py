@@ -1,4 +1,11 @@
 """What is computed: the trunk, PIFE, SDTPS, the heads, the losses, and weights in and out."""
-from modeling.demo import DeMo, make_model
+from typing import TYPE_CHECKING
+
+from demo_sdtps.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from demo_sdtps.modeling.demo import DeMo, make_model
 
 __all__ = ["DeMo", "make_model"]
+
+__getattr__ = lazy_names(__name__, {"DeMo": "demo", "make_model": "demo"})

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from modeling.collectives import sum_of_all
+from demo_sdtps.modeling.collectives import sum_of_all
 
 
 class SyncBatchNorm1d(nn.BatchNorm1d):

@@ -6,11 +6,11 @@ from timm.layers import QuickGELU
 from torch import nn
 from yacs.config import CfgNode
 
-from config import MODALITIES, RETURN_PATTERNS, UserError
-from modeling.fusion import HDM, SUBSETS, ATMoE
-from modeling.heads import BNNeck
-from modeling.sdtps import MultiModalSDTPS
-from modeling.trunk import Trunk
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
+from demo_sdtps.modeling.heads import BNNeck
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+from demo_sdtps.modeling.trunk import Trunk
 
 ENHANCED = ("sdtps", "moe")
 """Features that a module makes of the trunk's, in the order of training pairs and of return pattern 2."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from timm.layers import QuickGELU
 from torch import nn
 
-from config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES, UserError
 
 SUBSETS = {"r": ("RGB",), "n": ("NI",), "t": ("TI",), "rn": ("RGB", "NI"), "rt": ("RGB", "TI"), "nt": ("NI", "TI"),
            "rnt": ("RGB", "NI", "TI")}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from modeling.fusion import SUBSETS
+from demo_sdtps.modeling.fusion import SUBSETS
 
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")

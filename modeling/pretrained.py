@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 
-from config import UserError
-from config.common import CLIP_TRUNK
-from modeling.trunk import Trunk
-from modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
+from demo_sdtps.config import UserError
+from demo_sdtps.config.common import CLIP_TRUNK
+from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
 
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}

@@ -11,8 +11,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
 
-from config import UserError
-from config.common import CLIP_TRUNK
+from demo_sdtps.config import UserError
+from demo_sdtps.config.common import CLIP_TRUNK
 
 CLIP_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
 CLIP_WIDTH = 512

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
+from demo_sdtps.modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
 
 Weights = dict[str, torch.Tensor]
 

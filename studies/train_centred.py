@@ -2,16 +2,21 @@
 
 An experiment of studies/diagnosis.yml, not a part of the method: the similarity of a picture depends on its batch.
 """
-import sys
-from pathlib import Path
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps
 
-import modeling.sdtps
-import train_net
-from config.cli import run
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
 
-plain = modeling.sdtps.cosine_guidance
+import demo_sdtps.modeling.sdtps
+from demo_sdtps import train_net
+from demo_sdtps.config.cli import run
+
+plain = demo_sdtps.modeling.sdtps.cosine_guidance
 
 
 def cosine_guidance(tokens, guides):
@@ -20,5 +25,5 @@ def cosine_guidance(tokens, guides):
 
 
 if __name__ == "__main__":
-    modeling.sdtps.cosine_guidance = cosine_guidance
+    demo_sdtps.modeling.sdtps.cosine_guidance = cosine_guidance
     run(train_net.main)

@@ -2,18 +2,23 @@
 
 An experiment of studies/diagnosis.yml, not a part of the method: LayerNorm → Linear(C → C) → quick GELU, one per modality.
 """
-import sys
-from pathlib import Path
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
 
 from timm.layers import QuickGELU
 from torch import nn
 
-import modeling.demo
-import train_net
-from config.cli import run
-from modeling.sdtps import STATE_NAMES, MultiModalSDTPS
+import demo_sdtps.modeling.demo
+from demo_sdtps import train_net
+from demo_sdtps.config.cli import run
+from demo_sdtps.modeling.sdtps import STATE_NAMES, MultiModalSDTPS
 
 
 class ProjectedSDTPS(MultiModalSDTPS):
@@ -29,5 +34,5 @@ class ProjectedSDTPS(MultiModalSDTPS):
 
 
 if __name__ == "__main__":
-    modeling.demo.MultiModalSDTPS = ProjectedSDTPS
+    demo_sdtps.modeling.demo.MultiModalSDTPS = ProjectedSDTPS
     run(train_net.main)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modeling import make_model
+from demo_sdtps.modeling import make_model
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

@@ -2,10 +2,20 @@
 
     python tests/compiled.py
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
 import torch
 from tiny import random_images, tiny_model
 
-from engine.runtime import compile_model, inference
+from demo_sdtps.engine.runtime import compile_model, inference
 
 
 def main() -> None:

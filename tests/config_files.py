@@ -1,7 +1,7 @@
 """Configuration files that tests write, and the sentences that loading them raises."""
 import pytest
 
-from config import UserError, load_cfg
+from demo_sdtps.config import UserError, load_cfg
 
 
 def write(folder, text):

@@ -12,9 +12,12 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
-# The tests import the project from its root and its own helpers from tests/, installed or not.
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))  # for processes
+# The tests import demo_sdtps from this checkout, installed or not, and no folder of it under its common name.
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import demo_sdtps  # noqa: E402, F401
+
+sys.path[:] = [folder for folder in sys.path if folder not in ("", str(ROOT))]
 # Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
 THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
@@ -36,7 +39,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR of 6 + 4 synthetic identities, 8 triplets each, 32×16 pixels; not to be changed by tests."""
-    from tools import make_synthetic
+    from demo_sdtps.tools import make_synthetic
 
     root = tmp_path_factory.mktemp("data")
     make_synthetic.main(["--root", str(root), "--identities", "6", "--test_identities", "4", "--images_per_camera", "2",
@@ -49,7 +52,7 @@ def shapes_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
     from seps_tiny import CAPTIONS, SIZES
 
-    from tools import make_synthetic_captions
+    from demo_sdtps.tools import make_synthetic_captions
 
     root = tmp_path_factory.mktemp("shapes")
     make_synthetic_captions.main(["--root", str(root), "--images", str(SIZES["train"]), "--dev_images", str(SIZES["dev"]),
@@ -66,7 +69,7 @@ def own_root(tiny_root, tmp_path):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Call a command's `main` in this process as the shell would: → (exit code, stdout, stderr)."""
-    from config.cli import run
+    from demo_sdtps.config.cli import run
 
     def call(main, *words):
         monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])

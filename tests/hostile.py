@@ -10,8 +10,8 @@ import seps_tiny
 import torch
 from commands import CONFIG, ONE_LINE, words_for
 
-from config import load_cfg
-from modeling import make_model
+from demo_sdtps.config import load_cfg
+from demo_sdtps.modeling import make_model
 
 COMMANDS = {"train": "train_net", "test": "test_net", "export": "tools.export_features", "draw": "tools.draw_ranks",
             "convert": "tools.convert_checkpoint", "synthetic": "tools.make_synthetic", "train_seps": "train_seps"}
@@ -53,7 +53,7 @@ def table(cases):
 
 
 def main_of(name):
-    return seps_tiny.test_seps.main if name == "test_seps" else importlib.import_module(COMMANDS[name]).main
+    return seps_tiny.test_seps.main if name == "test_seps" else importlib.import_module(f"demo_sdtps.{COMMANDS[name]}").main
 
 
 def run_case(case: Case, place: Place, command) -> tuple[str, str]:

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from unittest import mock
 
 from commands import SMALL
-from kill_test import differing
 
-import train_net
-from config.cli import run
+from demo_sdtps import train_net
+from demo_sdtps.config.cli import run
+from demo_sdtps.tools.kill_test import differing
 
 RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",
           "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.GRAD_CLIP", "5")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from config import MODALITIES
-from datasets import SPLITS, Sample
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets import SPLITS, Sample
 
 TRAIN, TEST = (1, 3, 4, 12, 20), (2, 7, 30, 31)
 CAMERAS, SCENES = (0, 1, 7), (1, 2)

@@ -5,10 +5,10 @@ from unittest import mock
 
 from commands import ROOT
 
-import train_seps
-from config import load_cfg
-from config.cli import run
-from config.seps_schema import SEPS_SCHEMA
+from demo_sdtps import train_seps
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.seps_schema import SEPS_SCHEMA
 
 _spec = importlib.util.spec_from_file_location("test_seps_command", ROOT / "test_seps.py")
 test_seps = importlib.util.module_from_spec(_spec)

@@ -9,15 +9,14 @@ from commands import ONE_LINE, contents
 from interrupted import EVERY_STEP, at, words_for
 from seps_tiny import words_for as seps_words_for
 
-import train_net
-import train_seps
-from config import UserError, load_cfg
-from datasets import read_splits
-from datasets.loaders import train_loader
-from engine.loop import Loop
-from engine.seps import SEPSTraining
-from engine.train import DeMoTraining
-from engine.watch import LossWatch, check_weights, files_of_batch
+from demo_sdtps import train_net, train_seps
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import train_loader
+from demo_sdtps.engine.loop import Loop
+from demo_sdtps.engine.seps import SEPSTraining
+from demo_sdtps.engine.train import DeMoTraining
+from demo_sdtps.engine.watch import LossWatch, check_weights, files_of_batch
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from benchmark_rows import Row, as_markdown, in_turns, peak_memory, speed_row
 from commands import ONE_LINE, ROOT
 
-from tools import benchmark
+from demo_sdtps.tools import benchmark
+from demo_sdtps.tools.benchmark_rows import Row, as_markdown, in_turns, peak_memory, speed_row
 
 PAGES = ("performance", "seps")
 """In docs: a page, and what was measured for it."""

@@ -1,12 +1,12 @@
 """The benchmark of the data: its rows, and that both of its sides load the same pictures. Never its times."""
 import math
 
-import benchmark_data
 import numpy as np
 import pytest
 from reference import loading as plain
 
-from datasets.pictures import decode_triplet
+from demo_sdtps.datasets.pictures import decode_triplet
+from demo_sdtps.tools import benchmark_data
 
 
 def test_quick_rows():

@@ -1,10 +1,11 @@
 """The benchmark of ranking and re-ranking: its rows and what it checks, never its times."""
 import math
 
-import benchmark_ranking
 import pytest
-from benchmark_ranking import ranking_rows, reranking_rows
 from reference import demo_ranking
+
+from demo_sdtps.tools import benchmark_ranking
+from demo_sdtps.tools.benchmark_ranking import ranking_rows, reranking_rows
 
 
 @pytest.mark.parametrize(("rows", "expected"), [

@@ -11,11 +11,11 @@ from transformers import AutoTokenizer
 from triplets import cut_short, message_of, states, zero_bytes
 from yacs.config import CfgNode
 
-from config import UserError
-from datasets.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
-from datasets.image_text import ImageTexts, read_image_texts
-from datasets.pictures import decode
-from tools import make_synthetic_captions
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
+from demo_sdtps.datasets.image_text import ImageTexts, read_image_texts
+from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.tools import make_synthetic_captions
 
 IMAGES, CAPTIONS = 10, 3
 PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
@@ -119,7 +119,7 @@ def test_encoded_texts(tokenizer):
 
 def test_texts_are_encoded_in_parts(tokenizer, monkeypatch):
     texts = [" ".join(["red"] * number) for number in range(1, 8)]
-    monkeypatch.setattr("datasets.captions.TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("demo_sdtps.datasets.captions.TEXTS_AT_ONCE", 3)
     assert [len(text) for text in encode_texts(tokenizer, texts, 64)] == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -231,6 +231,6 @@ def test_a_damaged_picture_is_told_while_the_cache_is_filled(split, tokenizer, t
 
 def test_auto_caches_what_fits(split, tokenizer, monkeypatch):
     for limit, fits in ((IMAGES * 3 * 32 * 32, True), (IMAGES * 3 * 32 * 32 - 1, False)):
-        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", limit)
+        monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
         for loader in (train_loader(config(), split, tokenizer), image_loader(config(), split)):
             assert (loader.dataset.pictures is not None) is fits

@@ -5,7 +5,7 @@ import sys
 import pytest
 from commands import ONE_LINE, ROOT, SCRIPTS, words_for
 
-import train_net
+from demo_sdtps import train_net
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -9,10 +9,9 @@ import sys
 import pytest
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
 
-import test_net
-import train_net
-from config import MODALITIES, load_cfg
-from tools import export_features, profile_flops
+from demo_sdtps import test_net, train_net
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.tools import export_features, profile_flops
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_profile_refuses_what_is_no_count(command, flag, value):
 @pytest.mark.parametrize("content", ["[]", "{}", '[{"epoch": 1}]', '[{"epoch": 1, "patterns": {"1": {"mAP": 0.5}}}]', "[1",
                                      "3"])
 def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, content):
-    from tools import draw_curves
+    from demo_sdtps.tools import draw_curves
 
     (tmp_path / "metrics.json").write_text(content)
     code, _, stderr = command(draw_curves.main, "--run", tmp_path)

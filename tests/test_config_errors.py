@@ -3,7 +3,7 @@
 import pytest
 from config_files import error, write
 
-from config import load_cfg
+from demo_sdtps.config import load_cfg
 
 
 @pytest.mark.parametrize(("wrong", "right"), [

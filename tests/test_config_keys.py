@@ -7,8 +7,8 @@ import pytest
 from effects import EFFECTS
 from effects.base import configuration, write_ground
 
-from config import UserError, load_cfg
-from config.schema import KEYS
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.schema import KEYS
 
 REFUSED = {
     "MODEL.NAME": ("ResNet50", "'DeMo'"),

@@ -5,10 +5,10 @@ import torch
 from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, contents, words_for
 from golden_cases import relative_error
 
-from config import load_cfg
-from modeling import make_model
-from modeling.weights import to_demo
-from tools import convert_checkpoint, export_features
+from demo_sdtps.config import load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.weights import to_demo
+from demo_sdtps.tools import convert_checkpoint, export_features
 
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 

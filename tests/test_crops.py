@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from triplets import random_picture
 from yacs.config import CfgNode
 
-from datasets.transforms import CROP_ASPECT, crop_box, crop_transform, resize_transform
+from demo_sdtps.datasets.transforms import CROP_ASPECT, crop_box, crop_transform, resize_transform
 
 PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
 

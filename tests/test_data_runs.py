@@ -6,9 +6,8 @@ from commands import COLUMNS, TRUNK_WIDTH, near, printed, records_of, scores_of,
 from layouts import WRITERS
 from reference import ranking
 
-import test_net
-import train_net
-from tools import export_features
+from demo_sdtps import test_net, train_net
+from demo_sdtps.tools import export_features
 
 SPLITS = ("query", "gallery")
 MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}

@@ -14,8 +14,8 @@ from commands import ROOT
 from layouts import WRITERS, write_msvr310, write_rgbnt100, write_triplet, write_wmveid863
 from triplets import config, message_of
 
-from config import load_cfg
-from datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
 
 FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
            "RGBNT100": tuple(f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")),
@@ -222,13 +222,14 @@ def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     """A copy of the packages with what docs/data.md adds to them reads a data set as it describes."""
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     reader, line = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    for package in ("config", "datasets"):
-        (tmp_path / package).mkdir()
-        for path in (ROOT / package).glob("*.py"):
-            (tmp_path / package / path.name).write_bytes(path.read_bytes())
-    assert not (tmp_path / "datasets" / "parking.py").exists() and "`datasets/parking.py`" in text
-    (tmp_path / "datasets" / "parking.py").write_text(reader, encoding="utf-8")
-    registry = tmp_path / "datasets" / "__init__.py"
+    copied = tmp_path / "demo_sdtps"
+    for package in ("", "config", "datasets"):
+        (copied / package).mkdir()
+        for path in (ROOT / "demo_sdtps" / package).glob("*.py"):
+            (copied / package / path.name).write_bytes(path.read_bytes())
+    assert not (copied / "datasets" / "parking.py").exists() and "`datasets/parking.py`" in text
+    (copied / "datasets" / "parking.py").write_text(reader, encoding="utf-8")
+    registry = copied / "datasets" / "__init__.py"
     last = '    "WMVeID863",\n'
     assert registry.read_text().count(last) == 1 and line.count("\n") == 1
     registry.write_text(registry.read_text().replace(last, last + line))
@@ -236,7 +237,7 @@ def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     for split in ("learn", "ask", "park"):
         for number in (2, 1):
             write_triplet(tmp_path / "Parking" / split, ("colour", "near", "thermal"), f"17-{number}-0001.jpg", 17, number)
-    program = ("import json\nfrom config import load_cfg\nfrom datasets import read_splits\n"
+    program = ("import json\nfrom demo_sdtps.config import load_cfg\nfrom demo_sdtps.datasets import read_splits\n"
                "cfg = load_cfg(None, ['DATASETS.NAMES', 'Parking', 'DATASETS.ROOT_DIR', '.'])\n"
                "print(json.dumps({split: [[*s.paths, s.identity, s.camera] for s in samples]"
                " for split, samples in read_splits(cfg).items()}))")

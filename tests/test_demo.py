@@ -8,9 +8,9 @@ from golden_cases import relative_error
 from reference.fusion import Fusion
 from tiny import CAMERAS, CLASSES, PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 
-from config import MODALITIES, UserError
-from modeling import make_model
-from modeling.weights import to_demo
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.weights import to_demo
 
 B, C = 4, WIDTH
 KEPT_TOKENS = 6 + 1

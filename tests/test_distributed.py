@@ -12,7 +12,7 @@ import two_processes
 from commands import ROOT, SMALL, near, records_of
 from interrupted import call
 
-from config import load_cfg
+from demo_sdtps.config import load_cfg
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
@@ -138,8 +138,7 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
 
 
 def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):
-    import train_net
-    import train_seps
+    from demo_sdtps import train_net, train_seps
 
     code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
     assert code == 2 and "torchrun --nproc_per_node" in stderr
@@ -153,7 +152,7 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):
 
 
 def test_the_old_flag_is_understood(tiny_root, tmp_path, command):
-    import train_net
+    from demo_sdtps import train_net
 
     code, _, stderr = command(train_net.main, "--local_rank=0", *words(tiny_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "0"))
     assert code == 2 and "MAX_EPOCHS" in stderr and "local_rank" not in stderr

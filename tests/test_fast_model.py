@@ -10,14 +10,14 @@ from golden_cases import relative_error
 from reference import demo as plain
 from tiny import CAMERAS, CLASSES, ROOT, random_images, tiny_model
 
-import modeling.trunk as trunk_module
-from config import RETURN_PATTERNS, UserError, load_cfg
-from engine import runtime
-from engine.optim import make_optimizer
-from engine.runtime import autocast, compile_model, inference
-from modeling import make_model
-from modeling.trunk import QuickGELUMlp
-from modeling.weights import from_demo, to_demo
+import demo_sdtps.modeling.trunk as trunk_module
+from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
+from demo_sdtps.engine import runtime
+from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.runtime import autocast, compile_model, inference
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.trunk import QuickGELUMlp
+from demo_sdtps.modeling.weights import from_demo, to_demo
 
 SIZE = (48, 32)
 CPU = torch.device("cpu")

@@ -2,9 +2,9 @@
 import pytest
 import torch
 
-from config import UserError
-from config.files import check_output_file, written_whole
-from engine.checkpoint import save_whole
+from demo_sdtps.config import UserError
+from demo_sdtps.config.files import check_output_file, written_whole
+from demo_sdtps.engine.checkpoint import save_whole
 
 
 def test_a_file_is_written_whole_in_a_new_folder(tmp_path):

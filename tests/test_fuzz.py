@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from config import UserError, load_cfg
-from config.load import DEMO_SCHEMA
-from config.seps_schema import SEPS_SCHEMA
-from datasets import READERS, SPLITS
-from datasets.image_text import read_image_texts
-from datasets.pictures import decode
-from engine.checkpoint import read_checkpoint
-from modeling.pretrained import read_weights
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.datasets import READERS, SPLITS
+from demo_sdtps.datasets.image_text import read_image_texts
+from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.engine.checkpoint import read_checkpoint
+from demo_sdtps.modeling.pretrained import read_weights
 
 
 def examples(count):

@@ -3,10 +3,10 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error, seeded_input
 
-from config import MODALITIES, RETURN_PATTERNS, load_cfg
-from modeling import make_model
-from modeling.sdtps import MultiModalSDTPS
-from modeling.weights import from_demo, to_demo
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+from demo_sdtps.modeling.weights import from_demo, to_demo
 
 INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [f"{modality}_global" for modality in MODALITIES]
 OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]

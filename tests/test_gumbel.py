@@ -10,10 +10,10 @@ from reference import sdtps as reference
 from reference import train_1e10 as exploding
 from test_sdtps import SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
 
-from modeling import sdtps
-from modeling.heads import BNNeck
-from modeling.losses import identity_loss
-from modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.heads import BNNeck
+from demo_sdtps.modeling.losses import identity_loss
+from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

@@ -9,9 +9,9 @@ from commands import QUERIES, scores_of
 from hostile import Case, run_case, table, weights_for
 from triplets import config
 
-import test_net
-from config import MODALITIES
-from datasets import read_splits
+from demo_sdtps import test_net
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets import read_splits
 
 
 def folders(place, split="test"):

@@ -12,8 +12,8 @@ from hostile import Case, run_case, table, tree, weights_for
 from PIL import Image
 from triplets import message_of
 
-import train_net
-from datasets.pictures import decode
+from demo_sdtps import train_net
+from demo_sdtps.datasets.pictures import decode
 
 HEIGHT, WIDTH = 8, 12
 COLOURS = np.random.default_rng(0).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)

@@ -10,8 +10,8 @@ import seps_tiny
 from hostile import Case, Place, run_case, table
 from PIL import Image
 
-import train_seps
-from datasets.image_text import read_image_texts
+from demo_sdtps import train_seps
+from demo_sdtps.datasets.image_text import read_image_texts
 
 ONE_EPOCH = ("SOLVER.MAX_EPOCHS", "1")
 

@@ -5,8 +5,8 @@ import os
 import pytest
 from triplets import message_of
 
-from config import UserError
-from datasets.image_text import ImageTexts, read_image_texts
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.image_text import ImageTexts, read_image_texts
 
 IDS = ("7", "cat", "40")
 CAPTIONS = tuple(f"caption {number} of {image}" for image in IDS for number in (1, 2))

@@ -3,9 +3,9 @@ import pytest
 from commands import CONFIG, ONE_LINE
 from config_files import error
 
-import train_net
-from config import load_cfg
-from tools import profile_flops
+from demo_sdtps import train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.tools import profile_flops
 
 
 @pytest.mark.parametrize("opts", [
@@ -37,7 +37,7 @@ def test_what_cannot_be_understood_is_told(opts, said):
 
 
 def test_a_key_without_a_value_is_told_though_a_flag_stands_for_a_pair(command, tmp_path):
-    import test_net
+    from demo_sdtps import test_net
 
     _, _, stderr = command(test_net.main, "--config_file", CONFIG, "--weight", tmp_path / "w.pth", "TEST.MISS")
     assert stderr == ONE_LINE + ("The options after the flags must be KEY VALUE pairs, but 'TEST.MISS' stands alone; give it a "

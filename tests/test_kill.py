@@ -1,9 +1,10 @@
 """Trainings that are really killed, at random moments and while they save (tools/kill_test.py)."""
 import json
 
-import kill_test
 import pytest
 import torch
+
+from demo_sdtps.tools import kill_test
 
 
 @pytest.mark.parametrize(("command", "kills"), [pytest.param("train_net", 3, marks=pytest.mark.slow), ("train_seps", 1)])

@@ -11,12 +11,21 @@ import pytest
 import torch
 from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, zero_bytes
 
-from config import MODALITIES, UserError
-from datasets import read_splits
-from datasets.base import Sample
-from datasets.loaders import CACHE_LIMIT, TripletDataset, batches, collate, stop_workers, test_loader, train_loader, use_cache
-from datasets.pictures import decode
-from datasets.transforms import train_transform
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.base import Sample
+from demo_sdtps.datasets.loaders import (
+    CACHE_LIMIT,
+    TripletDataset,
+    batches,
+    collate,
+    stop_workers,
+    test_loader,
+    train_loader,
+    use_cache,
+)
+from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.datasets.transforms import train_transform
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -228,7 +237,7 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
     bytes_needed = 48 * 3 * 3 * 32 * 16
     assert bytes_needed < CACHE_LIMIT
     for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
-        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", limit)
+        monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
         assert use_cache(config(tiny_root), samples) is fits
         assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), samples) is True
         assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), samples) is False

@@ -5,7 +5,7 @@ from golden_cases import load_case, relative_error
 from reference import losses as reference
 from tiny import CLASSES, random_images, tiny_cfg, tiny_model
 
-from modeling.losses import (
+from demo_sdtps.modeling.losses import (
     CenterLoss,
     batch_hard_triplet_loss,
     euclidean_distance,

@@ -5,9 +5,9 @@ from golden_cases import load_case
 from reference import ranking
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from config import UserError
-from engine import metrics
-from engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.config import UserError
+from demo_sdtps.engine import metrics
+from demo_sdtps.engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):

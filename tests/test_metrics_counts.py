@@ -5,8 +5,8 @@ import torch
 from reference import demo_ranking, ranking
 from test_metrics import assert_same, by_loops, random_case
 
-from engine import metrics
-from engine.metrics import evaluate_distances, squared_distances
+from demo_sdtps.engine import metrics
+from demo_sdtps.engine.metrics import evaluate_distances, squared_distances
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):

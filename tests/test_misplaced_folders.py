@@ -6,7 +6,7 @@ from layouts import WRITERS
 from test_datasets import FOLDERS
 from triplets import config, message_of
 
-from datasets import NAMES, read_splits
+from demo_sdtps.datasets import NAMES, read_splits
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 

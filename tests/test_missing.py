@@ -8,8 +8,8 @@ from golden_cases import relative_error
 from reference import sdtps as reference
 from tiny import CAMERAS, random_images, tiny_model
 
-import test_net
-from config import MISSING_CASES, MODALITIES, load_cfg
+from demo_sdtps import test_net
+from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 
 MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],
            "nt": ["NI", "TI"]}

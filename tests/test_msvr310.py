@@ -5,8 +5,8 @@ import pytest
 from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
-from datasets import READERS, read_splits
-from engine.evaluate import caption, make_test_data, place_name
+from demo_sdtps.datasets import READERS, read_splits
+from demo_sdtps.engine.evaluate import caption, make_test_data, place_name
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")

@@ -16,8 +16,8 @@ from test_seps_towers import save_bert
 from torch import nn
 from weight_files import message
 
-import train_net
-from modeling.pretrained import read_source
+from demo_sdtps import train_net
+from demo_sdtps.modeling.pretrained import read_source
 
 NAME = "executed"
 

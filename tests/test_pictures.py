@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 from triplets import FIRST, a_text, config, cut_short, head_alone, message_of, pictures_of, zero_bytes
 
-from config import UserError
-from datasets import read_splits
-from datasets.base import Sample
-from datasets.pictures import check_widths, decode, decode_triplet, verify
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.base import Sample
+from demo_sdtps.datasets.pictures import check_widths, decode, decode_triplet, verify
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
@@ -45,7 +45,7 @@ def picture(path, width, height=40):
 @pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeypatch, library):
     if library == "Pillow":
-        monkeypatch.setattr("datasets.pictures.simplejpeg", None)
+        monkeypatch.setattr("demo_sdtps.datasets.pictures.simplejpeg", None)
     else:
         pytest.importorskip("simplejpeg")
     pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)

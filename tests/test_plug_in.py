@@ -12,13 +12,13 @@ from golden_cases import relative_error
 from plug_in_guide import GUIDE, HOST, change, read_guide
 from tiny import CAMERAS, CLASSES, CONFIG, ROOT, tiny_cfg
 
-import test_net
-from config import load_cfg
-from engine.checkpoint import load_weights, read_checkpoint
-from modeling import make_model
-from modeling.sdtps import MultiModalSDTPS
-from modeling.weights import to_demo
-from tools import convert_checkpoint
+from demo_sdtps import test_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+from demo_sdtps.modeling.weights import to_demo
+from demo_sdtps.tools import convert_checkpoint
 
 SIZE = ["INPUT.SIZE_TRAIN", [128, 64]]
 SETTINGS = {

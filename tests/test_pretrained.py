@@ -11,8 +11,8 @@ from tiny import CAMERAS, tiny_cfg
 from torch import nn
 from weight_files import message, save_archive, save_torch, save_torch_before_zip
 
-from modeling.pretrained import load_pretrained, read_source, read_weights, resize_position
-from modeling.trunk import Trunk
+from demo_sdtps.modeling.pretrained import load_pretrained, read_source, read_weights, resize_position
+from demo_sdtps.modeling.trunk import Trunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 

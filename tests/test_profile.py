@@ -5,10 +5,10 @@ from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, words_for
 from reference.fusion import Fusion
 from torch.utils.flop_counter import FlopCounterMode
 
-from config import MODALITIES, load_cfg
-from modeling import make_model
-from modeling.fusion import HDM
-from tools import profile_flops
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.fusion import HDM
+from demo_sdtps.tools import profile_flops
 
 PLAIN = "plain formulation: "
 

@@ -9,9 +9,9 @@ import torch
 from tiny import CAMERAS, tiny_cfg
 from weight_files import message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
 
-from config import UserError, load_cfg
-from modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
-from modeling.trunk import Trunk
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
+from demo_sdtps.modeling.trunk import Trunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from commands import CONFIG, weights_file, words_for
 
-from config import load_cfg
-from engine.evaluate import extract_features, make_test_data, normalise
-from engine.load import load_model_and_data
-from engine.reranking import k_reciprocal
-from tools import draw_ranks
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.evaluate import extract_features, make_test_data, normalise
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.reranking import k_reciprocal
+from demo_sdtps.tools import draw_ranks
 
 
 @pytest.fixture

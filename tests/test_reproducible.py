@@ -11,9 +11,9 @@ import torch
 import torchvision
 from commands import ONE_LINE, processes, words_for
 
-import train_net
-from config import load_cfg
-from engine.record import commit
+from demo_sdtps import train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.record import commit
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""

@@ -8,9 +8,9 @@ from reference import demo_ranking
 from reference import reranking as plain
 from test_metrics import LargestResult
 
-from engine import reranking
-from engine.metrics import evaluate_distances
-from engine.reranking import k_reciprocal
+from demo_sdtps.engine import reranking
+from demo_sdtps.engine.metrics import evaluate_distances
+from demo_sdtps.engine.reranking import k_reciprocal
 
 
 def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5):

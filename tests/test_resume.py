@@ -13,13 +13,10 @@ from seps_tiny import words_for as seps_words_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-import engine.seps
-import engine.train
-import train_net
-import train_seps
-from config.load import DEMO_SCHEMA
-from engine.loop import Loop
-from engine.resume import HARMLESS
+from demo_sdtps import engine, train_net, train_seps
+from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.engine.loop import Loop
+from demo_sdtps.engine.resume import HARMLESS
 
 AUTO = ("RESUME", "auto")
 

@@ -9,14 +9,14 @@ from layouts import SIDE_BY_SIDE, pixels, save, write_rgbnt100
 from PIL import Image
 from triplets import PLAIN, a_text, config, cut_short, message_of, zero_bytes
 
-import train_net
-from config import load_cfg
-from datasets import SPLITS, read_splits
-from datasets.loaders import TripletDataset, batches, test_loader, train_loader, use_cache
-from datasets.pictures import decode_all, decode_triplet, verify
-from datasets.transforms import test_transform, train_transform
-from modeling import make_model
-from tools import export_features
+from demo_sdtps import train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import SPLITS, read_splits
+from demo_sdtps.datasets.loaders import TripletDataset, batches, test_loader, train_loader, use_cache
+from demo_sdtps.datasets.pictures import decode_all, decode_triplet, verify
+from demo_sdtps.datasets.transforms import test_transform, train_transform
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools import export_features
 
 NAME = ("DATASETS.NAMES", "RGBNT100")
 
@@ -87,7 +87,7 @@ def test_auto_caches_what_fits(root, monkeypatch):
     cfg = config(root, *NAME)
     samples = read_splits(cfg, ("train",))["train"]
     for spare, fits in ((0, True), (-1, False)):
-        monkeypatch.setattr("datasets.loaders.CACHE_LIMIT", 30 * 3 * 768 * 128 + spare)
+        monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", 30 * 3 * 768 * 128 + spare)
         assert use_cache(cfg, samples) is fits
 
 
@@ -165,7 +165,7 @@ def test_nothing_is_written_for_pictures_that_do_not_fit(own, tmp_path, command,
 
 def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
     monkeypatch.syspath_prepend(ROOT / "tools")  # as the interpreter does for a script
-    from tools import draw_ranks, draw_tokens, figures
+    from demo_sdtps.tools import draw_ranks, draw_tokens, figures
 
     large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
     sample = read_splits(large, ("query",))["query"][2]

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from triplets import FIRST, config, message_of, pictures_of
 
-from config import MODALITIES
-from datasets import SPLITS, identity_labels, read_splits
-from datasets.base import Sample
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets import SPLITS, identity_labels, read_splits
+from demo_sdtps.datasets.base import Sample
 
 
 def test_samples_are_what_the_files_are(tiny_root):

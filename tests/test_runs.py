@@ -5,9 +5,6 @@ import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 
-import draw_curves
-import draw_ranks
-import draw_tokens
 import numpy as np
 import pytest
 import torch
@@ -29,12 +26,11 @@ from interrupted import call
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import test_net
-import train_net
-from config import RETURN_PATTERNS, load_cfg
-from datasets import SPLITS, read_splits
-from modeling import make_model
-from tools import export_features
+from demo_sdtps import test_net, train_net
+from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.datasets import SPLITS, read_splits
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools import draw_curves, draw_ranks, draw_tokens, export_features
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import pytest
 import torch
 from triplets import config, epoch_of, message_of
 
-from datasets import read_splits
-from datasets.loaders import batches, train_loader
-from datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import batches, train_loader
+from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 
 COUNTS = {10: 4, 11: 9, 12: 2, 13: 1, 14: 12, 15: 5, 16: 8}
 LABELS = [label for label, count in COUNTS.items() for _ in range(count)]

@@ -9,8 +9,8 @@ import torch
 from golden_cases import relative_error
 from reference import sdtps as reference
 
-from modeling import sdtps
-from modeling.sdtps import MultiModalSDTPS, cosine_guidance, guides_of
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS, cosine_guidance, guides_of
 
 # seed, batch, patches, width, sparse ratio, aggregation ratio, beta
 SHAPES = [

@@ -1,12 +1,12 @@
 """What tools/selection_quality.py refuses: one sentence, exit code 2, nothing written."""
 import pytest
-import selection_quality
 import torch
 from commands import BASELINE, CONFIG, ONE_LINE, contents, weights_file, words_for
 from layouts import WRITERS
 from PIL import Image
 
-from config import load_cfg
+from demo_sdtps.config import load_cfg
+from demo_sdtps.tools import selection_quality
 
 
 @pytest.fixture

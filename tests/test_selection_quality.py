@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import selection_quality
 import torch
 from commands import CONFIG, contents, weights_file, words_for
 from PIL import Image
 from reference import selection as reference
 from torch.utils.data import DataLoader
 
-from config import MISSING_CASES, MODALITIES, load_cfg
-from datasets.loaders import TripletDataset, batches, collate
-from datasets.transforms import test_transform
-from engine.load import load_model_and_data
-from modeling.demo import missing_modalities
-from modeling.sdtps import STATE_NAMES
+from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
+from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
+from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.sdtps import STATE_NAMES
+from demo_sdtps.tools import selection_quality
 
 CASES = ("nothing", *MISSING_CASES)
 PATCH = 4

@@ -3,9 +3,9 @@ import pytest
 import yaml
 from config_files import error, write
 
-from config import load_cfg
-from config.load import DEMO_SCHEMA
-from config.seps_schema import KEYS, SEPS_SCHEMA
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.seps_schema import KEYS, SEPS_SCHEMA
 
 
 def test_every_key_is_told_and_its_default_allowed():

@@ -4,11 +4,11 @@ import re
 
 import pytest
 import torch
-from benchmark_rows import peak_memory
-from benchmark_seps import _evaluate_drawn
 from commands import ROOT
 
-from modeling.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
+from demo_sdtps.modeling.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
+from demo_sdtps.tools.benchmark_rows import peak_memory
+from demo_sdtps.tools.benchmark_seps import _evaluate_drawn
 
 NARROW = {"embed_size": 20, "num_patches": 9}
 

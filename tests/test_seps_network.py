@@ -6,8 +6,8 @@ from reference import seps as reference
 from reference.seps_loop import PlainSEPS
 from test_sdtps import assert_gradients_equal, probed
 
-from modeling.sdtps import gumbel_noise
-from modeling.seps import (
+from demo_sdtps.modeling.sdtps import gumbel_noise
+from demo_sdtps.modeling.seps import (
     HRPA,
     SDTPS,
     CrossSparseAggrNet,

@@ -10,16 +10,15 @@ from commands import ONE_LINE, contents, processes, records_of, weights_file
 from seps_tiny import CAPTIONS, SIZES, cfg_for, test_seps, train, words_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import engine.seps
-import train_seps
-from config import load_cfg
-from config.seps_schema import SEPS_SCHEMA
-from engine.retrieval import five_fold
-from engine.seps import make_losses, make_optimizer, rate_factor, set_rates
-from engine.seps_evaluate import evaluate, similarities
-from engine.seps_load import load_seps_and_data
-from modeling.seps.model import make_seps
-from tools import make_synthetic_captions
+from demo_sdtps import engine, train_seps
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.engine.retrieval import five_fold
+from demo_sdtps.engine.seps import make_losses, make_optimizer, rate_factor, set_rates
+from demo_sdtps.engine.seps_evaluate import evaluate, similarities
+from demo_sdtps.engine.seps_load import load_seps_and_data
+from demo_sdtps.modeling.seps.model import make_seps
+from demo_sdtps.tools import make_synthetic_captions
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]

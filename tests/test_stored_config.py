@@ -8,13 +8,13 @@ import torch
 from commands import BASELINE, CONFIG, ONE_LINE, contents, table_of, words_for
 from test_nothing_executes import TRAPS
 
-import test_net
-from config import UserError, load_cfg
-from engine.checkpoint import save_checkpoint, save_model
-from engine.resume import Resumed, check_config
-from modeling import make_model
-from modeling.seps.model import make_seps
-from tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality
+from demo_sdtps import test_net
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.engine.checkpoint import save_checkpoint, save_model
+from demo_sdtps.engine.resume import Resumed, check_config
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.seps.model import make_seps
+from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality
 
 ALIASES = "a: &a [" + "1," * 200 + "]\nb: [" + "*a," * 200 + "]"
 """More values than anybody needs."""

@@ -18,11 +18,11 @@ from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from interrupted import call
 from PIL import Image
 from reference import statistics as reference
-from study_runs import Processes, StoppedError
 
-from engine.evaluate import PATTERN_NAMES
-from tools import study as tool
-from tools.study_tables import as_markdown, paired_difference
+from demo_sdtps.engine.evaluate import PATTERN_NAMES
+from demo_sdtps.tools import study as tool
+from demo_sdtps.tools.study_runs import Processes, StoppedError
+from demo_sdtps.tools.study_tables import as_markdown, paired_difference
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))

@@ -1,8 +1,8 @@
 """A study's YAML file goes through the same checks as a configuration."""
 import pytest
 
-from config import UserError
-from tools import study as tool
+from demo_sdtps.config import UserError
+from demo_sdtps.tools import study as tool
 
 
 @pytest.mark.parametrize(("content", "said"), [

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from config import MODALITIES, UserError
-from datasets.synthetic_body import LOOK_SHAPE
-from datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
-from tools import make_synthetic
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.synthetic_body import LOOK_SHAPE
+from demo_sdtps.datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
+from demo_sdtps.tools import make_synthetic
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")

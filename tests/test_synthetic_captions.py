@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, BertModel
 
-from config import UserError
-from datasets.image_text import read_image_texts
-from datasets.synthetic_shapes import (
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.image_text import read_image_texts
+from demo_sdtps.datasets.synthetic_shapes import (
     BACKGROUNDS,
     COLOURS,
     NUMBERS,
@@ -31,7 +31,7 @@ from datasets.synthetic_shapes import (
     relations,
     short_captions,
 )
-from tools import make_synthetic_captions
+from demo_sdtps.tools import make_synthetic_captions
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic_captions.py"
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]

@@ -7,9 +7,9 @@ from commands import CONFIG, table_of, weights_file, words_for
 from layouts import write_rgbnt201
 from triplets import config, message_of
 
-import test_net
-from config import load_cfg
-from datasets import read_splits
+from demo_sdtps import test_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import read_splits
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ import pytest
 import torch
 from commands import CONFIG, TRUNK_WIDTH, records_of, words_for
 
-import test_net
-import train_net
-from config import load_cfg
-from datasets import identity_labels, read_splits
-from datasets.loaders import test_loader
-from engine.evaluate import extract_features
-from engine.runtime import set_seed
-from modeling import make_model
-from modeling.losses import CenterLoss
+from demo_sdtps import test_net, train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.engine.evaluate import extract_features
+from demo_sdtps.engine.runtime import set_seed
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.losses import CenterLoss
 
 CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
 STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")

@@ -12,7 +12,7 @@ from reference import loading as plain
 from timm.data.random_erasing import RandomErasing
 from triplets import PLAIN, config, random_picture
 
-from datasets.transforms import erase, moved, test_transform, train_transform
+from demo_sdtps.datasets.transforms import erase, moved, test_transform, train_transform
 
 
 def test_evaluation_scales_to_minus_one_and_one(tiny_root):

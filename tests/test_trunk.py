@@ -8,8 +8,8 @@ from golden_cases import relative_error
 from tiny import CAMERAS, CLIP_CONFIG, clip_model, tiny_cfg
 from torch import nn
 
-from config import UserError, load_cfg
-from modeling.trunk import Trunk
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.modeling.trunk import Trunk
 
 NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 

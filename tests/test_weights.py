@@ -6,9 +6,9 @@ import torch
 from reference.fusion import MODALITIES_OF, Fusion
 from tiny import tiny_cfg, tiny_model
 
-from config import UserError
-from engine.checkpoint import load_weights, read_checkpoint
-from modeling.weights import from_demo, is_demo, to_demo, unknown_names
+from demo_sdtps.config import UserError
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
 CLIP_TRUNK = {
     "BACKBONE.cv_embed": "trunk.camera_embedding",

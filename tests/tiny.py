@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from config import MODALITIES, load_cfg
-from modeling import make_model
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.modeling import make_model
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from config import UserError, load_cfg
+from demo_sdtps.config import UserError, load_cfg
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 SIZE = ["INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]"]

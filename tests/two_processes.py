@@ -2,16 +2,22 @@
 
     torchrun --nproc_per_node=2 tests/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
 """
-import sys
-from pathlib import Path
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from config import MODALITIES, load_cfg
-from engine import distributed
-from modeling import make_model
-from modeling.losses import total_loss
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.engine import distributed
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.losses import total_loss
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 

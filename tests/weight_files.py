@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from config import UserError
+from demo_sdtps.config import UserError
 
 
 def message(action):

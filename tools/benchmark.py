@@ -3,26 +3,36 @@
     python tools/benchmark.py
     python tools/benchmark.py ranking data --quick
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-import benchmark_model
 import torch
-from benchmark_data import data_rows
-from benchmark_modules import fusion_rows, sdtps_rows
-from benchmark_ranking import ranking_rows, reranking_rows
-from benchmark_rows import Row, as_markdown
-from benchmark_seps import seps_rows
 
-from config import UserError, load_cfg
-from config.cli import run
-from config.files import check_output_file, write_json
-from config.progress import progress
-from datasets.loaders import cpu_cores
-from engine.record import command, commit, machine, versions
-from engine.runtime import choose_device, choose_precision
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.engine.record import command, commit, machine, versions
+from demo_sdtps.engine.runtime import choose_device, choose_precision
+from demo_sdtps.tools import benchmark_model
+from demo_sdtps.tools.benchmark_data import data_rows
+from demo_sdtps.tools.benchmark_modules import fusion_rows, sdtps_rows
+from demo_sdtps.tools.benchmark_ranking import ranking_rows, reranking_rows
+from demo_sdtps.tools.benchmark_rows import Row, as_markdown
+from demo_sdtps.tools.benchmark_seps import seps_rows
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "RGBNT201"
 

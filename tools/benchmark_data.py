@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from benchmark_rows import Row, in_turns, speed_row
 from yacs.config import CfgNode
 
-from config import load_cfg
-from datasets import identity_labels, read_splits
-from datasets.base import Sample
-from datasets.loaders import TripletDataset, train_loader
-from datasets.transforms import train_transform
-from engine.evaluate import make_test_data
-from engine.loop import logger as training_log
-from engine.runtime import choose_device, set_seed
-from engine.train import train
-from modeling import make_model
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.base import Sample
+from demo_sdtps.datasets.loaders import TripletDataset, train_loader
+from demo_sdtps.datasets.transforms import train_transform
+from demo_sdtps.engine.evaluate import make_test_data
+from demo_sdtps.engine.loop import logger as training_log
+from demo_sdtps.engine.runtime import choose_device, set_seed
+from demo_sdtps.engine.train import train
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools.benchmark_rows import Row, in_turns, speed_row
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 from reference import loading as plain  # noqa: E402
 
-from tools import make_synthetic  # noqa: E402
+from demo_sdtps.tools import make_synthetic  # noqa: E402
 
 RGBNT201 = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 DEMO = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

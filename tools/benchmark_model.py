@@ -7,26 +7,27 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from benchmark_data import draw
-from benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from yacs.config import CfgNode
+
+from demo_sdtps.tools.benchmark_data import draw
+from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from reference import demo as plain
 from reference import demo_ranking
 
-from config import MODALITIES, RETURN_PATTERNS, load_cfg
-from datasets import read_splits
-from datasets.loaders import batches
-from engine.evaluate import TestData, evaluate, make_test_data
-from engine.optim import make_optimizer
-from engine.runtime import autocast, choose_device
-from modeling import make_model
-from modeling.losses import total_loss
-from modeling.trunk import Trunk
-from modeling.weights import from_demo
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.engine.evaluate import TestData, evaluate, make_test_data
+from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.runtime import autocast, choose_device
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.weights import from_demo
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 CONFIG, DEMO_CONFIG = CONFIGS / "RGBNT201" / "DeMo.yml", CONFIGS / "Synthetic" / "DeMo_SDTPS.yml"

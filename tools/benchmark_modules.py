@@ -4,17 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from benchmark_rows import Row, check_equal, in_turns, speed_row
 from torch import nn
 from yacs.config import CfgNode
 
-from config import MODALITIES, UserError
-from engine.runtime import choose_device
-from modeling import make_model
-from modeling.fusion import HDM, ATMoE
-from modeling.sdtps import MultiModalSDTPS
-from modeling.trunk import Trunk
-from modeling.weights import from_demo
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.engine.runtime import choose_device
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.fusion import HDM, ATMoE
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.weights import from_demo
+from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, speed_row
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from reference.fusion import Fusion  # the plain formulations that the tests compare with

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 
-from engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
-from engine.reranking import k_reciprocal
+from demo_sdtps.engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.engine.reranking import k_reciprocal
+from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from reference import demo_ranking

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from config.progress import progress
+from demo_sdtps.config.progress import progress
 
 Case = TypeVar("Case", bound=Hashable)
 

@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 from torch import nn
 
-from modeling.seps import CrossSparseAggrNet
+from demo_sdtps.modeling.seps import CrossSparseAggrNet
+from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from reference.seps_loop import PlainSEPS

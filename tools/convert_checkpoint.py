@@ -2,14 +2,24 @@
 
     python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 from pathlib import Path
 
-from config import UserError
-from config.cli import run
-from config.files import check_output_file
-from engine.checkpoint import read_checkpoint, save_whole
-from modeling.weights import to_demo, unknown_names
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.files import check_output_file
+from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
+from demo_sdtps.modeling.weights import to_demo, unknown_names
 
 NAMES = {"demo": "DeMo's", "ours": "our"}
 

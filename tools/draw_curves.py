@@ -1,15 +1,24 @@
 """Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 import json
 from pathlib import Path
 
-from figures import plt, save
-
-from config import RETURN_PATTERNS, UserError
-from config.cli import run
-from config.files import check_output_file
-from engine.evaluate import PATTERN_NAMES
-from engine.output import METRICS
+from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.files import check_output_file
+from demo_sdtps.engine.evaluate import PATTERN_NAMES
+from demo_sdtps.engine.output import METRICS
+from demo_sdtps.tools.figures import plt, save
 
 PICTURE = "curves.png"
 

@@ -1,15 +1,24 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 from pathlib import Path
 
 import torch
-from figures import HIT, MISS, QUERY, frame, hide_ticks, label, np, pictures, plt, room, save, spread
 from yacs.config import CfgNode
 
-from config import MODALITIES, RETURN_PATTERNS, with_values
-from config.cli import config_parser, parse, positive_int, run
-from config.files import check_output_file
-from engine.checkpoint import weight_flag
-from engine.evaluate import (
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
+from demo_sdtps.config.cli import config_parser, parse, positive_int, run
+from demo_sdtps.config.files import check_output_file
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluate import (
     PATTERN_NAMES,
     TestData,
     extract_features,
@@ -18,8 +27,9 @@ from engine.evaluate import (
     place_name,
     query_distances,
 )
-from engine.load import load_model_and_data
-from engine.metrics import left_out
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.metrics import left_out
+from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, label, np, pictures, plt, room, save, spread
 
 BEST = 10
 

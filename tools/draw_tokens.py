@@ -1,23 +1,33 @@
 """Draw which tokens SDTPS keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import hide_ticks, label, np, pictures, plt, room, save, spread
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config import MODALITIES, UserError
-from config.cli import config_parser, parse, positive_int, run
-from config.files import check_output_file
-from datasets import Sample
-from datasets.loaders import TripletDataset, batches, collate
-from datasets.transforms import test_transform
-from engine.checkpoint import weight_flag
-from engine.evaluate import options
-from engine.load import load_model_and_data
-from engine.runtime import choose_precision, inference
-from modeling import DeMo
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import config_parser, parse, positive_int, run
+from demo_sdtps.config.files import check_output_file
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
+from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluate import options
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.runtime import choose_precision, inference
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.tools.figures import hide_ticks, label, np, pictures, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
 """What a patch that is not kept is covered with: a colour that shows on a black night picture too."""

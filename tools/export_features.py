@@ -2,19 +2,29 @@
 
     python tools/export_features.py --weight W --return_pattern 3 --split gallery --output X.npz
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import hashlib
 from pathlib import Path
 
 import numpy as np
 
-from config import RETURN_PATTERNS
-from config.cli import config_parser, parse, run
-from config.files import check_output_file, written_whole
-from datasets import SPLITS
-from datasets.loaders import test_loader
-from engine.checkpoint import weight_flag
-from engine.evaluate import extract_features, normalise
-from engine.load import load_model_and_data
+from demo_sdtps.config import RETURN_PATTERNS
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.files import check_output_file, written_whole
+from demo_sdtps.datasets import SPLITS
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluate import extract_features, normalise
+from demo_sdtps.engine.load import load_model_and_data
 
 
 def main() -> None:

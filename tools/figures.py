@@ -6,10 +6,10 @@ import numpy as np
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
-from config.files import written_whole
-from datasets import Sample
-from datasets.pictures import decode_triplet
-from engine.evaluate import place_name
+from demo_sdtps.config.files import written_whole
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.pictures import decode_triplet
+from demo_sdtps.engine.evaluate import place_name
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt

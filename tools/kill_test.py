@@ -5,6 +5,16 @@
 The training is a tiny one with everything random that there is, on synthetic data made for it in a temporary folder.
 It saves after every step, so that some kills come while it saves; every third is aimed there.
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 import random
 import subprocess
@@ -16,15 +26,14 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-import make_synthetic
-import make_synthetic_captions
 import torch
 
-from config import UserError
-from config.cli import positive_int, run
-from config.files import check_output_file, write_json
-from config.progress import progress
-from engine.output import BEST, LAST, METRICS, PREVIOUS
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import positive_int, run
+from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.progress import progress
+from demo_sdtps.engine.output import BEST, LAST, METRICS, PREVIOUS
+from demo_sdtps.tools import make_synthetic, make_synthetic_captions
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_WORK = "device "

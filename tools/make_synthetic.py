@@ -2,6 +2,16 @@
 
     python tools/make_synthetic.py --root data/synthetic
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 
 import argparse
 import multiprocessing
@@ -14,12 +24,20 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from synthetic_folder import check_free, marker_of, written_folder
 
-from config import MODALITIES, UserError
-from config.cli import run
-from config.progress import progress
-from datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, VERSION, Identity, draw_triplet, is_night, make_identities
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.synthetic_pedestrians import (
+    CAMERAS,
+    MINIMUM_SIZE,
+    VERSION,
+    Identity,
+    draw_triplet,
+    is_night,
+    make_identities,
+)
+from demo_sdtps.tools.synthetic_folder import check_free, marker_of, written_folder
 
 FOLDER, MASKS = "RGBNT201", "MASK"
 SPLITS = ("train_171", "test")

@@ -2,6 +2,16 @@
 
     python tools/make_synthetic_captions.py --root data
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 import json
 import signal
@@ -10,13 +20,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from synthetic_folder import check_free, marker_of, written_folder
 
-from config import UserError
-from config.cli import run
-from config.progress import progress
-from datasets.image_text import IMAGES, MAPPING
-from datasets.synthetic_shapes import (
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import run
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.image_text import IMAGES, MAPPING
+from demo_sdtps.datasets.synthetic_shapes import (
     MINIMUM_SIZE,
     VERSION,
     VOCABULARY,
@@ -25,6 +34,7 @@ from datasets.synthetic_shapes import (
     random_scene,
     short_captions,
 )
+from demo_sdtps.tools.synthetic_folder import check_free, marker_of, written_folder
 
 FOLDER, TOWER = "shapes", "bert"
 SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}

@@ -4,6 +4,16 @@
 
 HDM runs by a shortcut; what its plain formulation would cost, in which published figures count, is printed beside it.
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import warnings
 from collections import Counter
 
@@ -11,11 +21,11 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config import MODALITIES, with_values
-from config.cli import config_parser, parse, positive_int, run
-from engine.runtime import inference
-from modeling import DeMo, make_model
-from modeling.fusion import SUBSETS
+from demo_sdtps.config import MODALITIES, with_values
+from demo_sdtps.config.cli import config_parser, parse, positive_int, run
+from demo_sdtps.engine.runtime import inference
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.fusion import SUBSETS
 
 # One operation per number of the result, for silu, which stands for quick GELU, three; and what only moves or compares numbers.
 PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "silu", "softmax",

@@ -1,17 +1,26 @@
 """Pictures and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 from pathlib import Path
 
-from draw_curves import PICTURE, draw_curves, read_records
-from draw_ranks import draw_ranks
-from draw_tokens import draw_tokens
-
-from config import load_cfg, with_values
-from config.cli import CheckpointFlag, config_parser, parse, run
-from config.load import StoredText
-from engine.checkpoint import stored_config
-from engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
-from engine.load import load_model_and_data
-from engine.output import CONFIG, LAST
+from demo_sdtps.config import load_cfg, with_values
+from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
+from demo_sdtps.config.load import StoredText
+from demo_sdtps.engine.checkpoint import stored_config
+from demo_sdtps.engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.output import CONFIG, LAST
+from demo_sdtps.tools.draw_curves import PICTURE, draw_curves, read_records
+from demo_sdtps.tools.draw_ranks import draw_ranks
+from demo_sdtps.tools.draw_tokens import draw_tokens
 
 
 def main() -> None:

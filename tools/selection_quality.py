@@ -2,6 +2,16 @@
 
     python tools/selection_quality.py --weight W --output selection.png --json selection.json
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -9,24 +19,24 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import np, plt, save
-from make_synthetic import MASKS
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
-from config import MODALITIES, UserError
-from config.cli import config_parser, parse, run
-from config.files import check_output_file, write_json
-from config.progress import progress
-from datasets import SPLITS, Sample
-from datasets.loaders import test_loader
-from datasets.pictures import decode
-from engine.checkpoint import weight_flag
-from engine.evaluate import CASE_WIDTH, case_name
-from engine.load import load_model_and_data
-from engine.selection import DETECTORS, Quality, measure_selection
-from modeling.trunk import Trunk
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets import SPLITS, Sample
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluate import CASE_WIDTH, case_name
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.selection import DETECTORS, Quality, measure_selection
+from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.tools.figures import np, plt, save
+from demo_sdtps.tools.make_synthetic import MASKS
 
 COLUMNS = {"base_rate": "base rate", "kept": "kept"} | {name: f"AP {name}" for name in DETECTORS}
 COLOURS = dict(zip(DETECTORS, ("#333333", "#e08a1e", "#d1495b", "#3b6fd4", "#2a9d8f"), strict=True))

@@ -18,6 +18,16 @@ and `evaluate: {KEY: VALUE}` (for these two evaluations alone).
 A study can be ended and started again: what is finished is not run again. A run is known by its configuration, seed and
 script; after a change of the code or the data give another --runs.
 """
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+
 import argparse
 import logging
 import signal
@@ -25,19 +35,19 @@ import sys
 from pathlib import Path
 
 import torch
-from profile_flops import count_macs, count_parameters
-from study_file import QUICK, QUICK_SEEDS, QUICK_VARIANTS, TRAINING, make_variants, read_study, words_of
-from study_plots import draw_losses, draw_missing, draw_results
-from study_runs import gather, run_all
-from study_tables import as_markdown, commits_of
 from yacs.config import CfgNode
 
-from config.cli import positive_int, run
-from config.files import check_output_file, write_json, written_whole
-from datasets import identity_labels, read_splits
-from datasets.loaders import cpu_cores
-from engine.record import command
-from modeling import make_model
+from demo_sdtps.config.cli import positive_int, run
+from demo_sdtps.config.files import check_output_file, write_json, written_whole
+from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.engine.record import command
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools.profile_flops import count_macs, count_parameters
+from demo_sdtps.tools.study_file import QUICK, QUICK_SEEDS, QUICK_VARIANTS, TRAINING, make_variants, read_study, words_of
+from demo_sdtps.tools.study_plots import draw_losses, draw_missing, draw_results
+from demo_sdtps.tools.study_runs import gather, run_all
+from demo_sdtps.tools.study_tables import as_markdown, commits_of
 
 logger = logging.getLogger("study")
 

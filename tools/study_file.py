@@ -5,8 +5,8 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from config import RETURN_PATTERNS, UserError, load_cfg, with_values
-from config.yaml_file import read_yaml
+from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
+from demo_sdtps.config.yaml_file import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ROOT / "train_net.py"

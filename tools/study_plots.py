@@ -1,10 +1,9 @@
 """A study's result as pictures; see study_tables.py for what a result is."""
 from pathlib import Path
 
-from figures import np, plt, save
-from study_tables import COMPLETE, final, mean_of_six, of_case
-
-from engine.evaluate import PATTERN_NAMES
+from demo_sdtps.engine.evaluate import PATTERN_NAMES
+from demo_sdtps.tools.figures import np, plt, save
+from demo_sdtps.tools.study_tables import COMPLETE, final, mean_of_six, of_case
 
 COLOURS = plt.colormaps["tab10"].colors
 METRIC = "mAP"

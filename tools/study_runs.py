@@ -10,13 +10,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from study_file import ROOT, TRAINING, Variant
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from config.progress import progress
-from datasets.loaders import cpu_cores
-from engine.output import LAST, METRICS
-from engine.record import FINISHED, RECORD
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.engine.output import LAST, METRICS
+from demo_sdtps.engine.record import FINISHED, RECORD
+from demo_sdtps.tools.study_file import ROOT, TRAINING, Variant
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from config import MODALITIES
-from engine.evaluate import CASES, PATTERN_NAMES
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.engine.evaluate import CASES, PATTERN_NAMES
 
 COMPLETE = next(iter(CASES))
 CONFIDENCE, RESAMPLES = 0.95, 9999

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from config import UserError
+from demo_sdtps.config import UserError
 
 MARKER = "synthetic.json"
 

@@ -2,7 +2,7 @@
 import torch
 from torch import nn
 
-from modeling.sdtps import aggregate, aggregation_mlp
+from demo_sdtps.modeling.sdtps import aggregate, aggregation_mlp
 
 
 class DualTokenAggregation(nn.Module):

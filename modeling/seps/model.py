@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config import UserError
-from modeling.seps import CrossSparseAggrNet
-from modeling.seps.towers import ImageTower, TextTower
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling.seps import CrossSparseAggrNet
+from demo_sdtps.modeling.seps.towers import ImageTower, TextTower
 
 Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modeling.sdtps import (
+from demo_sdtps.modeling.sdtps import (
     TokenAggregation,
     TokenSparse,
     aggregated_tokens,
@@ -20,9 +20,9 @@ from modeling.sdtps import (
     min_max,
     select,
 )
-from modeling.seps.aggregation import DualTokenAggregation
-from modeling.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
-from modeling.seps.relevance import HRPA, joined
+from demo_sdtps.modeling.seps.aggregation import DualTokenAggregation
+from demo_sdtps.modeling.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
+from demo_sdtps.modeling.seps.relevance import HRPA, joined
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory for what lies between the products of pairs that are merged together: on a CPU little, which stays in the cache, on a

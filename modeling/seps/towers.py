@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config import UserError
-from modeling.pretrained import RANDOM, fill, read_source
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling.pretrained import RANDOM, fill, read_source
 
 if TYPE_CHECKING:
     from transformers import BertConfig, PreTrainedTokenizerBase

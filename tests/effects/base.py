@@ -8,8 +8,8 @@ from commands import CONFIG, SMALL, TRUNK_WIDTH
 from layouts import write_msvr310, write_rgbnt201
 from yacs.config import CfgNode
 
-from config import MODALITIES, UserError, load_cfg
-from modeling import make_model
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.modeling import make_model
 
 IDENTITIES, CAMERAS = 5, 8
 """Of the training split that layouts.py writes."""

@@ -8,12 +8,12 @@ import torch
 from pytest import approx
 from triplets import random_picture
 
-from config import with_values
-from datasets import read_splits
-from datasets.loaders import batches, test_loader, train_loader
-from datasets.transforms import test_transform, train_transform
+from demo_sdtps.config import with_values
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
+from demo_sdtps.datasets.transforms import test_transform, train_transform
+from demo_sdtps.engine.evaluate import place_name
 from effects.base import effect, is_told
-from engine.evaluate import place_name
 
 PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
 

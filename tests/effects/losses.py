@@ -5,9 +5,9 @@ import torch
 from pytest import approx
 from reference import losses as reference
 
+from demo_sdtps.engine.optim import make_center_optimizer
+from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from effects.base import effect, model_of
-from engine.optim import make_center_optimizer
-from modeling.losses import make_center_losses, total_loss
 
 TRIPLETS_ALONE = ("MODEL.ID_LOSS_WEIGHT", "0")
 IDENTITY_ALONE = ("MODEL.TRIPLET_LOSS_WEIGHT", "0")

@@ -2,11 +2,11 @@
 import torch
 from pytest import approx
 
-from config import MODALITIES
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.pretrained import load_pretrained
 from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, model_of
-from engine.optim import make_optimizer
-from modeling.losses import total_loss
-from modeling.pretrained import load_pretrained
 
 HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
 

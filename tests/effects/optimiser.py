@@ -2,8 +2,8 @@
 import torch
 from pytest import approx
 
+from demo_sdtps.engine.optim import make_optimizer, make_scheduler
 from effects.base import effect, model_of
-from engine.optim import make_optimizer, make_scheduler
 
 CLASSIFIER, BIAS = "heads.original.classifier.weight", "pife.reduce.RGB.1.bias"
 PLAIN_SGD = ("SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.BASE_LR", "0.5", "SOLVER.BIAS_LR_FACTOR", "1", "SOLVER.MOMENTUM", "0",

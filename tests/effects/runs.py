@@ -10,17 +10,15 @@ from commands import records_of
 from pytest import approx
 from tqdm import tqdm
 
-import engine.loop
-import engine.train
-import train_net
-from config import with_values
+from demo_sdtps import engine, train_net
+from demo_sdtps.config import with_values
+from demo_sdtps.engine.distributed import check_launch
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.metrics import Ranking
+from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
+from demo_sdtps.modeling.losses import total_loss
 from effects.base import LABELS, effect, images_of, is_told, model_of
-from engine.distributed import check_launch
-from engine.load import load_model_and_data
-from engine.metrics import Ranking
-from engine.optim import make_optimizer
-from engine.runtime import autocast, choose_device, choose_precision
-from modeling.losses import total_loss
 
 
 def run(cfg) -> Path:
@@ -94,7 +92,7 @@ def watched(cfg) -> Run:
             [parameter.grad for parameter in parameters if parameter.grad is not None]))))
         return optimizer
 
-    watch, logger = Watch(output), logging.getLogger("engine.loop")
+    watch, logger = Watch(output), logging.getLogger("demo_sdtps.engine.loop")
     logger.addHandler(watch)
     try:
         with mock.patch.object(engine.loop.Loop, "_save", autospec=True, side_effect=engine.loop.Loop._save) as save, \

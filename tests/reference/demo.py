@@ -6,7 +6,7 @@ HDM's attentions in full, a loop over the experts, a forward per return pattern,
 import torch
 from torch import nn
 
-from config import MODALITIES
+from demo_sdtps.config import MODALITIES
 from reference.fusion import Fusion, QuickGELU
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16

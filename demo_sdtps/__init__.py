@@ -1,0 +1,24 @@
+"""Multi-modal re-identification: DeMo, and SDTPS, which selects and aggregates its patch tokens. docs/api.md has the names.
+
+The parts stand at the top of a checkout (config, datasets, engine, modeling, …), linked into this folder, and are imported as
+demo_sdtps.config and so on. A name here is imported when it is first asked for, so that demo_sdtps.modeling.sdtps needs torch
+alone.
+"""
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from demo_sdtps.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from demo_sdtps.config import get_cfg, load_cfg
+    from demo_sdtps.modeling import make_model
+    from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+
+__all__ = ["MultiModalSDTPS", "get_cfg", "load_cfg", "make_model"]
+
+# A checkout without symbolic links (git on Windows) has small text files in their place.
+if not (Path(__file__).parent / "modeling").is_dir():
+    __path__.append(str(Path(__file__).resolve().parents[1]))
+
+__getattr__ = lazy_names(__name__, {"MultiModalSDTPS": "modeling.sdtps", "make_model": "modeling", "get_cfg": "config",
+                                    "load_cfg": "config"})

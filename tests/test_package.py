@@ -1,0 +1,117 @@
+"""One import name: what a user's environment sees of the project, in a checkout, installed, and beside other packages."""
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ROOT, words_for
+
+from demo_sdtps.config import load_cfg
+
+COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "tests")
+"""Names of folders of a checkout that other packages and projects have too."""
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for folder in (".", "tools") for path in (ROOT / folder).glob("*.py")
+                 if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))
+
+
+def python(*words, cwd, **environment):
+    """A Python of its own that sees this checkout by its scripts alone, whatever is installed → the completed process."""
+    return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
+                          env={**os.environ, **environment})
+
+
+def test_no_command_finds_a_folder_of_the_checkout_under_a_common_name(tmp_path):
+    """From the root too, which is where most users stand, and at the end of its imports."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import contextlib, importlib.util, io, json, os, runpy, sys
+found, path = {{}}, sys.path[1:]
+for script in {SCRIPTS!r}:
+    sys.path[:], sys.argv = [os.path.dirname(os.path.abspath(script)), *path], [script, "--help"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as help:
+        runpy.run_path(script, run_name="__main__")
+    assert "usage:" in help.getvalue(), script
+    found[script] = [name for name in {COMMON!r} if importlib.util.find_spec(name)]
+print(json.dumps([found, sys.modules["demo_sdtps"].__file__]))
+""")
+    done = python(program, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found, package = json.loads(done.stdout)
+    assert found == {script: [] for script in SCRIPTS} and Path(package) == ROOT / "demo_sdtps" / "__init__.py"
+
+
+@pytest.mark.parametrize("script", ["train_net.py", "tools/export_features.py", "tools/study.py"])
+def test_a_command_runs_beside_other_packages_of_common_names(script, tmp_path):
+    """Such as Hugging Face's datasets, or a config.py of the user's own, found before anything else."""
+    for name in COMMON:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('another package')")
+    done = python(ROOT / script, "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+
+
+def test_sdtps_needs_torch_alone(tmp_path):
+    program = ("import sys\nsys.path.insert(0, sys.argv[1])\n"
+               "for name in ('timm', 'yacs', 'torchvision', 'numpy', 'PIL', 'transformers'):\n    sys.modules[name] = None\n"
+               "from demo_sdtps.modeling.sdtps import MultiModalSDTPS\n"
+               "import demo_sdtps\nassert demo_sdtps.MultiModalSDTPS is MultiModalSDTPS\n"
+               "print(sum(p.numel() for p in MultiModalSDTPS().parameters()))")
+    done = python("-c", program, ROOT, cwd=tmp_path)
+    assert done.stdout.strip() == "365157", done.stderr
+
+
+def test_the_public_names_are_there(tmp_path):
+    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nimport demo_sdtps\n"
+               "print(*(getattr(demo_sdtps, name).__name__ for name in demo_sdtps.__all__))\n"
+               "try:\n    demo_sdtps.nothing\nexcept AttributeError as error:\n    print(error)")
+    done = python("-c", program, ROOT, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["MultiModalSDTPS get_cfg load_cfg make_model",
+                                        "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
+
+
+def test_a_checkout_without_links_is_found_too(tmp_path):
+    """As git makes one where the system has no symbolic links: text files in their place."""
+    folder = tmp_path / "demo_sdtps"
+    folder.mkdir()
+    for path in (ROOT / "demo_sdtps").iterdir():
+        if path.is_symlink():
+            (folder / path.name).write_text(os.readlink(path))
+        elif path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    for name in ("config", "modeling"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model\n"
+               "print(get_cfg().MODEL.NAME, make_model.__module__)")
+    done = python("-c", program, tmp_path, cwd=ROOT.parent)
+    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["RGBNT201/DeMo_SDTPS.yml", "configs/RGBNT201/DeMo_SDTPS.yml"])
+def test_the_packages_own_configurations_are_found_from_anywhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_cfg(name) == load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml")
+    Path(name).parent.mkdir(parents=True)
+    Path(name).write_text("SOLVER:\n  SEED: 5\n")
+    assert load_cfg(name).SOLVER.SEED == 5  # one of the user's own comes first
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    built = subprocess.run([*wheel, "--wheel-dir", tmp_path, ROOT], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (file,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(file) as content:
+        content.extractall(tmp_path / "site")
+    assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
+    words = words_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml")
+    done = python("-m", "demo_sdtps.train_net", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
+    assert content["epoch"] == 1
+    where = python("-c", "import demo_sdtps; print(demo_sdtps.__file__)", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert Path(where.stdout.strip()) == tmp_path / "site" / "demo_sdtps" / "__init__.py"
