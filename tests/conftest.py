@@ -34,6 +34,11 @@ LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", 
 
 
 def pytest_collection_modifyitems(items):
+    """The longest files first.
+
+    No test has to run alone: memory is measured in processes of their own, processes under torchrun choose a free port, every
+    file is written below the test's own folder, and no time is asserted.
+    """
     items.sort(key=lambda item: (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)))
 
 

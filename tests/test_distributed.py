@@ -91,7 +91,7 @@ def test_two_processes_train_like_one(trained):
     alone, shared = (records_of(folder) for folder in trained)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
     for one, two in zip(alone, shared, strict=True):
-        assert two["patterns"] == near(one["patterns"])
+        assert two["patterns"] == near(one["patterns"], exchanges=3)  # of weights that differ by 1e-4
         if one["epoch"]:
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
             # Of 40 samples or more, the scores of one may be equal but for rounding.

@@ -78,8 +78,8 @@ def epochs_of(output):
 
 
 def assert_all_ended(pids):
-    """Within seconds: a process is told its parent's end, and needs a moment to end itself."""
-    deadline = time.monotonic() + 10
+    """Of a parent that is killed a loading process learns every 5 s."""
+    deadline = time.monotonic() + 30
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
@@ -140,7 +140,7 @@ def test_loading_processes_end_on_ctrl_c(whom, start, tiny_root, tmp_path):
     assert process.returncode == 130, output
     # Python's own thread that hands files to the loading processes may still speak as it ends.
     assert "interrupted" in output and "train_net.py" not in "".join(output.split("Traceback")[1:])
-    assert_all_ended(loaders)
+    assert not any(map(is_running, loaders))
 
 
 @pytest.mark.slow
@@ -165,4 +165,4 @@ def test_loading_processes_end_with_an_error(start, own_root, tmp_path):
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "Traceback" not in output, output
     assert output.strip().splitlines()[-1].startswith("error: The picture ")
-    assert_all_ended(loaders)
+    assert not any(map(is_running, loaders))

@@ -21,7 +21,7 @@ from config.seps_schema import SEPS_SCHEMA
 from datasets import READERS, SPLITS
 from datasets.image_text import read_image_texts
 from datasets.pictures import decode
-from engine.checkpoint import read_checkpoint
+from engine.checkpoint import read_checkpoint, stored_config
 from modeling.pretrained import read_weights
 
 
@@ -243,4 +243,5 @@ def test_weights(kind, whole, changes):
         path = Path(folder) / "w.pth"
         path.write_bytes(damaged(whole[kind], changes))
         allowed(read_checkpoint, path)
+        allowed(stored_config, path)
         allowed(read_weights, path, archives=False)

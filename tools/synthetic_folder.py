@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from config import UserError
-
-MARKER = "synthetic.json"
+from datasets.synthetic import MARKER
 
 
 def read_marker(target: Path) -> dict | None:
