@@ -7,8 +7,8 @@
 # make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
 # make bench  speed and memory beside the plain formulation: the table of docs/performance.md (about ten minutes)
 # make setup  the environment in .venv; done by the others where needed
-# PYTHON=python3.12 make … chooses the interpreter that .venv is made with; TEST_WORKERS=1 the processes that tests run in (auto:
-# one per core), TEST_THREADS=2 the threads that each computes with.
+# PYTHON=python3.12 make … chooses the interpreter that .venv is made with; TEST_WORKERS=1 how many processes run tests (auto: one
+# per core, at most 8), and TEST_THREADS=2 how many threads each of them computes with (1).
 
 PYTHON ?= python3
 PY := .venv/bin/python

@@ -28,6 +28,6 @@ setup(
         "tensorboard>=2.16",
         "safetensors>=0.4",
     ],
-    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6",
+    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6",
                                           "mypy>=1.11", "setuptools>=64"]},
 )

@@ -86,7 +86,9 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         joined = JOINED.fullmatch(word)
         key, value = joined.groups() if joined else (word, next(words, None))
-        if value is None or (joined and not value):
+        if value is not None and (value.startswith("=") or (joined and not value)):
+            raise UserError(f"The option {_shown(key)} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
+        if value is None:
             raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(word)} stands alone; give it a "
                             "value or leave it out.")
         yield key, value
@@ -109,8 +111,8 @@ def _stored_values(stored: StoredText, schema: Schema) -> list[tuple[str, object
     values = list(_flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
     strange = next((name for name, _ in values if name not in schema.by_name), None)
     if strange:
-        raise UserError(f"The configuration in {stored} has the unknown key {_shown(strange)}, so {schema.writer} did not "
-                        f"write it; {schema.others}, and for any other give --config_file.")
+        raise UserError(f"The configuration in {stored} has the unknown key {_shown(strange)}, so it is not of "
+                        f"this version's {schema.writer}; {schema.others}, and for any other give --config_file.")
     return values
 
 

@@ -46,7 +46,7 @@ def parse_yaml(text: str, what: str, repair: str, advice: str) -> dict:
         raise UserError(f"{what} is not valid YAML{line}: {reason}; {repair}.") from None
     # Too deep, or what is said to be a date, a number or a truth value and is none: yaml's own types raise what they meet.
     except (RecursionError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-        raise UserError(f"{what} holds what is no value ({error}); {repair}.") from None
+        raise UserError(f"{what} holds a value that YAML cannot read ({error}); {repair}.") from None
     if _is_too_much(content):
         raise UserError(f"{what} has a section that holds itself, or more than {MOST_VALUES} values (YAML aliases); {repair}.")
     if content is None:  # an empty file

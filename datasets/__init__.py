@@ -41,7 +41,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     name does not parse.
     """
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
-    folder = root / reader.folder
+    folder = reader.folder_in(root)
     if not folder.is_dir():
         raise UserError(f"The data set {name} is not at {folder}{_found_instead(name, root)}; expected is "
                         f"DATASETS.ROOT_DIR/{reader.layout}. Put it there, or set DATASETS.ROOT_DIR to its parent folder"
@@ -68,5 +68,5 @@ def _found_instead(name: str, root: Path) -> str:
         return f", but at {renamed}, which must be renamed to {folder}"
     if root.is_dir() and root.resolve().name == folder:
         return f" (is DATASETS.ROOT_DIR, {root}, that folder itself?)"
-    others = [other for other, reader in READERS.items() if (root / reader.folder).is_dir()]
+    others = [other for other, reader in READERS.items() if reader.folder_in(root).is_dir()]
     return f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""

@@ -41,11 +41,17 @@ class Reader:
     by_scene: bool = False
     instead: str = ""
     trained_as: tuple[str, ...] = ()
+    place: Callable[[Path], Path] | None = None
+    """From DATASETS.ROOT_DIR to the data set's own folder, where that is not always `folder` in it."""
 
     @property
     def folder(self) -> str:
-        """The data set's own folder in DATASETS.ROOT_DIR."""
+        """Name of the data set's own folder in DATASETS.ROOT_DIR."""
         return self.layout.split("/")[0]
+
+    def folder_in(self, root: Path) -> Path:
+        """The data set's own folder, whether it is there or not."""
+        return self.place(root) if self.place else root / self.folder
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
         raise UserError(f"The data set {name} is not at {folder}{there}, where a folder with {LAYOUT} is expected; put it "
                         "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
+    nested = folder / name
+    if not caps_file.exists() and (nested / caps_file.name).exists():
+        raise UserError(f"The data set {name} is at {nested}, one level too deep; move what is in {nested} to {folder}.")
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
     if rest:

@@ -128,8 +128,8 @@ def collated_batches(loader: DataLoader) -> Iterator:
 def stop_workers(loader: DataLoader) -> None:
     """End the loading processes now; another loop over the loader starts new ones.
 
-    A loader that the garbage collection frees waits up to 20 s for each of its processes: the queue by which it tells them to
-    end may be freed before it.
+    Torch does the same when it frees a loader, and has no public way to ask for it. One that the garbage collection frees may
+    wait up to 20 s for its processes, as the queues by which it tells them to end are freed before it.
     """
     iterator, loader._iterator = loader._iterator, None
     if iterator is not None:

@@ -1,6 +1,5 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,8 @@ from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
+ZIP = b"PK\x03\x04"
+"""How a zip archive begins, which a file of torch's is."""
 MOST_CAMERAS = 10_000
 """More are no number of cameras, but a damaged file's."""
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
@@ -101,19 +102,22 @@ def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:
     content = _load(path, example, without_weights=True)
     text = content.get("config") if isinstance(content, Mapping) else None
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"The weights {path} hold no configuration, as weights alone and those of DeMo do not; give "
+        raise UserError(f"The weights {path} hold no configuration (bare weights and DeMo's checkpoints have none); give "
                         "--config_file the one that they were trained with.")
     return StoredText(path, text)
 
 
 def _load(path: Path, example: str, without_weights: bool = False) -> object:
+    if path.is_dir():
+        raise UserError(f"The weights {path} are a folder; give a file in it such as {path / 'last.pth'}.")
     if not path.is_file():
         raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
     try:
         with warnings.catch_warnings():  # of a TorchScript archive, before its error
             warnings.simplefilter("ignore")
             # Mapped, the weights stay on the disk; files of before torch 1.6 are no zip and cannot be.
-            mmap = without_weights and zipfile.is_zipfile(path)
+            with open(path, "rb") as file:
+                mmap = without_weights and file.read(len(ZIP)) == ZIP
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "

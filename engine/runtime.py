@@ -3,6 +3,7 @@ import logging
 import os
 import random
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -80,11 +81,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def compile_model(model: DeMo, device: torch.device) -> None:
     """Compile the model's trunk on `device` (MODEL.COMPILE). Raises `UserError` without the C++ compiler that CPUs need."""
-    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    if device.type == "cpu" and not any(map(shutil.which, compilers)):
-        raise UserError("MODEL.COMPILE is True, but there is no C++ compiler (g++ or clang++), which torch.compile needs on a "
-                        "CPU; install one, or set MODEL.COMPILE to False.")
+    missing = missing_for_compilation() if device.type == "cpu" else None
+    if missing:
+        raise UserError(f"MODEL.COMPILE is True, but there is no {missing}, which torch.compile needs on a CPU; install it, or "
+                        "set MODEL.COMPILE to False.")
     model.trunk.compile_blocks()
+
+
+def missing_for_compilation() -> str | None:
+    """What torch.compile needs on a CPU and this machine has not."""
+    if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        return "C++ compiler (g++ or clang++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h (the headers of Python, python3-dev in Debian)"
+    return None
 
 
 def set_seed(seed: int) -> None:

@@ -50,11 +50,12 @@ def records_of(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def near(record, queries=QUERIES, matches=MATCHES, printed=0.0):
+def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
     """What a record {pattern: {column: value}} may be where it is computed with another rounding, as in batches of another
     size or in another process: two pictures whose distances to a query differ by rounding alone may change places. That is
     worth at most 1/(2 · matches) of the query's AP, and all of its hit at a rank. `printed` is the rounding in a table."""
-    return {pattern: {column: pytest.approx(value, abs=printed + 1.001 / queries / (2 * matches if column == "mAP" else 1))
+    step = 1.001 * exchanges / queries
+    return {pattern: {column: pytest.approx(value, abs=printed + step / (2 * matches if column == "mAP" else 1))
                       for column, value in row.items()} for pattern, row in record.items()}
 
 

@@ -2,6 +2,7 @@
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,9 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempd
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(THREADS)
+# A shell script starts what it runs in the background with Ctrl-C ignored, and every process of the tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys")
@@ -33,6 +37,11 @@ LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", 
 
 
 def pytest_collection_modifyitems(items):
+    """The longest files first.
+
+    No test has to run alone: memory is measured in processes of their own, processes under torchrun choose a free port, every
+    file is written below the test's own folder, and no time is asserted.
+    """
     items.sort(key=lambda item: (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)))
 
 

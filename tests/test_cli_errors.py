@@ -50,7 +50,7 @@ def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path):
     for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():
         empty.write_bytes(b"")
     words = words_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "output")
-    done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert last.startswith("error: The picture ") and "it is empty" in last

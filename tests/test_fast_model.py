@@ -23,6 +23,8 @@ SIZE = (48, 32)
 CPU = torch.device("cpu")
 IN_THE_COMPILER = pytest.mark.filterwarnings("default")
 """Torch's compiler warns of what it does itself."""
+COMPILES = pytest.mark.skipif(runtime.missing_for_compilation() is not None,
+                              reason=f"there is no {runtime.missing_for_compilation()}")
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +169,7 @@ def test_attention_is_chosen_by_precision(in_half, fused):
 
 
 @pytest.mark.slow
+@COMPILES
 def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
     """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
     own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
@@ -178,6 +181,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 
 
 @IN_THE_COMPILER
+@COMPILES
 def test_compiled_features_are_the_eager_ones():
     eager, compiled = tiny_model(), tiny_model()
     compile_model(compiled, CPU)
@@ -191,6 +195,7 @@ def test_compiled_features_are_the_eager_ones():
 
 @pytest.mark.slow
 @IN_THE_COMPILER
+@COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
     """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
     eager, compiled = tiny_model(), tiny_model()
@@ -219,4 +224,11 @@ def test_compiled_equals_eager_in_training_and_evaluation():
 def test_a_missing_compiler_is_told(monkeypatch):
     monkeypatch.setattr(runtime.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no C\+\+ compiler"):
+        compile_model(tiny_model(), CPU)
+
+
+def test_missing_headers_of_python_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
+    monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no Python\.h"):
         compile_model(tiny_model(), CPU)

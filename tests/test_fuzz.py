@@ -21,7 +21,7 @@ from demo_sdtps.config.seps_schema import SEPS_SCHEMA
 from demo_sdtps.datasets import READERS, SPLITS
 from demo_sdtps.datasets.image_text import read_image_texts
 from demo_sdtps.datasets.pictures import decode
-from demo_sdtps.engine.checkpoint import read_checkpoint
+from demo_sdtps.engine.checkpoint import read_checkpoint, stored_config
 from demo_sdtps.modeling.pretrained import read_weights
 
 
@@ -243,4 +243,5 @@ def test_weights(kind, whole, changes):
         path = Path(folder) / "w.pth"
         path.write_bytes(damaged(whole[kind], changes))
         allowed(read_checkpoint, path)
+        allowed(stored_config, path)
         allowed(read_weights, path, archives=False)

@@ -48,7 +48,7 @@ def with_norm(tensor):
 
 CHECKPOINTS = [
     ("that is not there", nothing, ["w.pth do not exist"]),
-    ("that is a folder", lambda place: (place.folder / "w.pth").mkdir(), ["do not exist"]),
+    ("that is a folder", lambda place: (place.folder / "w.pth").mkdir(), ["are a folder", "last.pth"]),
     ("that is a dead link", lambda place: (place.folder / "w.pth").symlink_to("nowhere"), ["do not exist"]),
     ("that is a pipe", lambda place: os.mkfifo(place.folder / "w.pth"), ["do not exist"]),
     ("of nothing", data(b""), ["cannot be read"]),

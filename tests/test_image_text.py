@@ -160,6 +160,14 @@ def test_a_missing_data_set_is_told_with_its_layout(tmp_path):
     assert str(tmp_path / "coco") in message and "id_mapping.json" in message and "DATASETS.ROOT_DIR" in message
 
 
+def test_a_data_set_one_level_too_deep_is_told(tmp_path):
+    folder = write_data(tmp_path / "inner")
+    (tmp_path / "set").mkdir()
+    folder.rename(tmp_path / "set" / "set")
+    message = message_of(read_image_texts, tmp_path, "set", "train")
+    assert f"at {tmp_path / 'set' / 'set'}, one level too deep; move what is in" in message
+
+
 def test_mistakes_of_other_splits_do_not_matter(tmp_path):
     folder = write_data(tmp_path)
     (folder / "test_caps.txt").write_text("")

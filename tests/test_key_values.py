@@ -26,8 +26,10 @@ def test_a_value_may_look_like_a_key_with_a_value():
 
 
 @pytest.mark.parametrize(("opts", "said"), [
-    (["SOLVER.SEED="], "'SOLVER.SEED=' stands alone; give it a value"),
-    (["SOLVER.SEED=", "SOLVER.MAX_EPOCHS=3"], "'SOLVER.SEED=' stands alone"),
+    (["SOLVER.SEED="], "The option 'SOLVER.SEED' has no value, or a space beside its =; write KEY VALUE or KEY=VALUE."),
+    (["SOLVER.SEED=", "SOLVER.MAX_EPOCHS=3"], "The option 'SOLVER.SEED' has no value"),
+    (["SOLVER.SEED", "=", "3"], "The option 'SOLVER.SEED' has no value, or a space"),
+    (["SOLVER.SEED", "=3"], "The option 'SOLVER.SEED' has no value, or a space"),
     (["SOLVER.SEED=3", "SOLVER.MAX_EPOCHS"], "'SOLVER.MAX_EPOCHS' stands alone"),
     (["SOLVER.SED=3"], "Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED."),
     (["SOLVER.SEED=three"], "SOLVER.SEED in the command line is 'three' (a text), but it must be a whole number"),

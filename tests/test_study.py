@@ -195,7 +195,6 @@ def test_nothing_is_started_once_the_study_is_ended(tmp_path):
     assert not written.exists()
 
 
-@pytest.mark.slow
 def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
@@ -208,6 +207,9 @@ def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypa
     rows = rows_of(tables_of(stdout)[0])
     assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
     assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
+    for name in ("results.png", "loss.png"):
+        with Image.open(tmp_path / "runs" / "studies" / "tiny" / name) as picture:
+            assert min(picture.size) > 150
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -28,6 +28,8 @@ def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data
     found = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
     assert {split: len(samples) for split, samples in found.items()} == {"train": 48, "query": 32, "gallery": 32}
     assert found == read_splits(config(data / "synthetic"))
+    # As configs/Synthetic name the folder.
+    assert found == read_splits(config(data / "synthetic", "DATASETS.NAMES", "Synthetic"))
     assert found != read_splits(config(data))
 
 

@@ -207,8 +207,9 @@ def evaluation_rows(quick: bool) -> list[Row]:
             found["ours"] = [ranking.mAP for ranking in evaluate(cfg, sides.ours, data).values()]
 
         seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
-        # Where rounding alone decides which of two pictures is nearer to a query, its AP may be another.
-        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")), 0.5 / len(data.query))
+        # Where rounding alone decides which of two pictures is nearer to a query, its AP may be another: with three matches or
+        # more by up to a sixth.
+        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")), 0.17 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]
 
 

@@ -109,7 +109,7 @@ def mask_path(sample: Sample) -> Path:
     if len(sample.paths) != len(MODALITIES):
         raise UserError(f"The picture {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
                         "beside three pictures, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
-                        "RGBNT201.")
+                        "RGBNT201 or Synthetic.")
     picture = Path(sample.paths[0])
     return picture.parent.parent / MASKS / f"{picture.stem}.png"
 

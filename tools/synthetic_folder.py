@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo_sdtps.config import UserError
-
-MARKER = "synthetic.json"
+from demo_sdtps.datasets.synthetic import MARKER
 
 
 def read_marker(target: Path) -> dict | None:
