@@ -12,16 +12,16 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 import logging
 
 from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.seps_schema import SEPS_SCHEMA
-from demo_sdtps.datasets.captions import train_loader
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.resume import find_run
 from demo_sdtps.engine.run import run_folder
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.engine.seps import train
-from demo_sdtps.engine.seps_evaluate import doubts, make_retrieval_data, read_splits
-from demo_sdtps.modeling.seps.model import make_seps
-from demo_sdtps.modeling.seps.towers import load_tokenizer
+from demo_sdtps.seps.captions import train_loader
+from demo_sdtps.seps.evaluation import doubts, make_retrieval_data, read_splits
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.schema import SEPS_SCHEMA
+from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.training import train
 
 logger = logging.getLogger("train_seps")
 

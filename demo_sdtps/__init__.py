@@ -20,5 +20,6 @@ __all__ = ["MultiModalSDTPS", "get_cfg", "load_cfg", "make_model"]
 if not (Path(__file__).parent / "modeling").is_dir():
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
-__getattr__ = lazy_names(__name__, {"MultiModalSDTPS": "modeling.sdtps", "make_model": "modeling", "get_cfg": "config",
-                                    "load_cfg": "config"})
+__getattr__ = lazy_names(__name__, {
+    "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
+    "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load"})

@@ -5,11 +5,11 @@ from importlib import import_module
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """A `__getattr__` for `package`: `modules` gives, for each name, the module below the package that defines it."""
+    """A `__getattr__` for `package`: `modules` gives, for each name, the module that defines it."""
     def find(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{package}.{modules[name]}"), name)
+        found = getattr(import_module(modules[name]), name)
         setattr(sys.modules[package], name, found)
         return found
 

@@ -8,7 +8,7 @@ from commands import ROOT
 from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import run
-from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 _spec = importlib.util.spec_from_file_location("test_seps_command", ROOT / "test_seps.py")
 test_seps = importlib.util.module_from_spec(_spec)

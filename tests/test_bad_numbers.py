@@ -14,9 +14,9 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.seps import SEPSTraining
 from demo_sdtps.engine.train import DeMoTraining
 from demo_sdtps.engine.watch import LossWatch, check_weights, files_of_batch
+from demo_sdtps.seps.training import SEPSTraining
 
 
 @pytest.fixture

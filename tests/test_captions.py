@@ -12,9 +12,9 @@ from triplets import cut_short, message_of, states, zero_bytes
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
-from demo_sdtps.datasets.image_text import ImageTexts, read_image_texts
 from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.seps.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
+from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.tools import make_synthetic_captions
 
 IMAGES, CAPTIONS = 10, 3
@@ -119,7 +119,7 @@ def test_encoded_texts(tokenizer):
 
 def test_texts_are_encoded_in_parts(tokenizer, monkeypatch):
     texts = [" ".join(["red"] * number) for number in range(1, 8)]
-    monkeypatch.setattr("demo_sdtps.datasets.captions.TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("demo_sdtps.seps.captions.TEXTS_AT_ONCE", 3)
     assert [len(text) for text in encode_texts(tokenizer, texts, 64)] == [3, 4, 5, 6, 7, 8, 9]
 
 

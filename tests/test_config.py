@@ -10,7 +10,7 @@ from config_files import write
 from demo_sdtps.config import get_cfg, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import KEYS
-from demo_sdtps.config.seps_schema import SEPS_SCHEMA
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE_BOUND = {"DATALOADER.NUM_WORKERS", "MODEL.DEVICE", "MODEL.PRETRAIN_PATH_T", "OUTPUT_DIR"}

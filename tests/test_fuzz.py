@@ -17,12 +17,12 @@ from PIL import Image
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.seps_schema import SEPS_SCHEMA
 from demo_sdtps.datasets import READERS, SPLITS
-from demo_sdtps.datasets.image_text import read_image_texts
 from demo_sdtps.datasets.pictures import decode
 from demo_sdtps.engine.checkpoint import read_checkpoint, stored_config
 from demo_sdtps.modeling.pretrained import read_weights
+from demo_sdtps.seps.image_text import read_image_texts
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def examples(count):

@@ -11,7 +11,7 @@ from hostile import Case, Place, run_case, table
 from PIL import Image
 
 from demo_sdtps import train_seps
-from demo_sdtps.datasets.image_text import read_image_texts
+from demo_sdtps.seps.image_text import read_image_texts
 
 ONE_EPOCH = ("SOLVER.MAX_EPOCHS", "1")
 

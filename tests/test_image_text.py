@@ -6,7 +6,7 @@ import pytest
 from triplets import message_of
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.image_text import ImageTexts, read_image_texts
+from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 
 IDS = ("7", "cat", "40")
 CAPTIONS = tuple(f"caption {number} of {image}" for image in IDS for number in (1, 2))

@@ -17,6 +17,7 @@ from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.loop import Loop
 from demo_sdtps.engine.resume import HARMLESS
+from demo_sdtps.seps import training
 
 AUTO = ("RESUME", "auto")
 
@@ -91,7 +92,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_ro
 
 @pytest.mark.parametrize("place", [
     pytest.param((Loop, "_train_step", 5, kill), id="in a step"),
-    pytest.param((engine.seps, "evaluate", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
+    pytest.param((training, "evaluate", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
 ])
 def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
     words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)

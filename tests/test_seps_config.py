@@ -5,7 +5,7 @@ from config_files import error, write
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.seps_schema import KEYS, SEPS_SCHEMA
+from demo_sdtps.seps.schema import KEYS, SEPS_SCHEMA
 
 
 def test_every_key_is_told_and_its_default_allowed():
@@ -44,7 +44,7 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
 @pytest.mark.parametrize(("opts", "parts"), [
     (["MODEL.HDM", "True"], ["Unknown key 'MODEL.HDM'"]),
     (["MODEL.TEXT_TOWR", "x"], ["Unknown key", "MODEL.TEXT_TOWER"]),
-    (["FOO.BARBAZQUX", "1"], ["config/seps_schema.py"]),
+    (["FOO.BARBAZQUX", "1"], ["seps/schema.py"]),
     (["SOLVER.IMS_PER_BATCH", "1"], ["SOLVER.IMS_PER_BATCH", "2 or greater"]),
     (["SOLVER.STEPS", "(5, 3)"], ["SOLVER.STEPS", "rising"]),
     (["SOLVER.STEPS", "(0, 3)"], ["SOLVER.STEPS", "above 0"]),

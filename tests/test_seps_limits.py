@@ -6,7 +6,7 @@ import pytest
 import torch
 from commands import ROOT
 
-from demo_sdtps.modeling.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
+from demo_sdtps.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
 from demo_sdtps.tools.benchmark_rows import peak_memory
 from demo_sdtps.tools.benchmark_seps import _evaluate_drawn
 

@@ -5,7 +5,7 @@ from golden_cases import load_case, relative_error
 from reference import seps as reference
 from test_losses import with_gradient
 
-from demo_sdtps.modeling.seps import ContrastiveLoss, RatioLoss, SEPSLoss
+from demo_sdtps.seps import ContrastiveLoss, RatioLoss, SEPSLoss
 
 VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])
 IDS = pytest.mark.parametrize("img_ids", [None, [0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]], ids=str)

@@ -7,7 +7,7 @@ from reference.seps_loop import PlainSEPS
 from test_sdtps import assert_gradients_equal, probed
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
-from demo_sdtps.modeling.seps import (
+from demo_sdtps.seps import (
     HRPA,
     SDTPS,
     CrossSparseAggrNet,

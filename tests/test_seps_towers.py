@@ -10,9 +10,9 @@ from seps_tiny import cfg_for
 from torch import nn
 from weight_files import message, save_safetensors, save_torch
 
-from demo_sdtps.datasets.captions import encode_texts, padded
-from demo_sdtps.modeling.seps.model import make_seps
-from demo_sdtps.modeling.seps.towers import ImageTower, TextTower, load_tokenizer
+from demo_sdtps.seps.captions import encode_texts, padded
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.towers import ImageTower, TextTower, load_tokenizer
 
 SWIN = ("MODEL.TRANSFORMER_TYPE", "swin_tiny_patch4_window7_224", "MODEL.PATCH_SIZE", "2", "MODEL.SDTPS_AGGR_RATIO", "0.5")
 

@@ -10,14 +10,15 @@ from commands import ONE_LINE, contents, processes, records_of, weights_file
 from seps_tiny import CAPTIONS, SIZES, cfg_for, test_seps, train, words_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps import engine, train_seps
+from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.seps_schema import SEPS_SCHEMA
 from demo_sdtps.engine.retrieval import five_fold
-from demo_sdtps.engine.seps import make_losses, make_optimizer, rate_factor, set_rates
-from demo_sdtps.engine.seps_evaluate import evaluate, similarities
-from demo_sdtps.engine.seps_load import load_seps_and_data
-from demo_sdtps.modeling.seps.model import make_seps
+from demo_sdtps.seps import training
+from demo_sdtps.seps.evaluation import evaluate, similarities
+from demo_sdtps.seps.load import load_seps_and_data
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.schema import SEPS_SCHEMA
+from demo_sdtps.seps.training import make_losses, make_optimizer, rate_factor, set_rates
 from demo_sdtps.tools import make_synthetic_captions
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
@@ -116,7 +117,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch, precision):
                 [parameter.grad for parameter in model.parameters() if parameter.grad is not None]))))
             return optimizer
 
-        monkeypatch.setattr(engine.seps, "make_optimizer", spied)
+        monkeypatch.setattr(training, "make_optimizer", spied)
         train(shapes_root, tmp_path / clip, "SOLVER.GRAD_CLIP", clip, "SOLVER.AMP", precision, "SOLVER.EVAL_PERIOD", "3")
         # float16 begins with a scale that is too large, and leaves out steps until it is not.
         return [norm for norm in norms if math.isfinite(norm)]

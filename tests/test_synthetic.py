@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.synthetic_body import LOOK_SHAPE
-from demo_sdtps.datasets.synthetic_pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
+from demo_sdtps.synthetic.body import LOOK_SHAPE
+from demo_sdtps.synthetic.pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
 from demo_sdtps.tools import make_synthetic
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"

@@ -14,8 +14,8 @@ from PIL import Image
 from transformers import AutoTokenizer, BertModel
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.image_text import read_image_texts
-from demo_sdtps.datasets.synthetic_shapes import (
+from demo_sdtps.seps.image_text import read_image_texts
+from demo_sdtps.synthetic.shapes import (
     BACKGROUNDS,
     COLOURS,
     NUMBERS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.seps import CrossSparseAggrNet
+from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))

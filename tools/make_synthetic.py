@@ -28,7 +28,8 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.synthetic_pedestrians import (
+from demo_sdtps.synthetic.folder import check_free, marker_of, written_folder
+from demo_sdtps.synthetic.pedestrians import (
     CAMERAS,
     MINIMUM_SIZE,
     VERSION,
@@ -37,7 +38,6 @@ from demo_sdtps.datasets.synthetic_pedestrians import (
     is_night,
     make_identities,
 )
-from demo_sdtps.tools.synthetic_folder import check_free, marker_of, written_folder
 
 FOLDER, MASKS = "RGBNT201", "MASK"
 SPLITS = ("train_171", "test")

@@ -24,8 +24,9 @@ from PIL import Image
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.image_text import IMAGES, MAPPING
-from demo_sdtps.datasets.synthetic_shapes import (
+from demo_sdtps.seps.image_text import IMAGES, MAPPING
+from demo_sdtps.synthetic.folder import check_free, marker_of, written_folder
+from demo_sdtps.synthetic.shapes import (
     MINIMUM_SIZE,
     VERSION,
     VOCABULARY,
@@ -34,7 +35,6 @@ from demo_sdtps.datasets.synthetic_shapes import (
     random_scene,
     short_captions,
 )
-from demo_sdtps.tools.synthetic_folder import check_free, marker_of, written_folder
 
 FOLDER, TOWER = "shapes", "bert"
 SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}

@@ -127,5 +127,5 @@ def _check_image_tower(name: str) -> None:
                         f"or 'swin_base_patch4_window7_224'{hint}.")
 
 
-SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "config/seps_schema.py", "configs/SEPS/flickr30k.yml", "train_seps.py",
+SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "seps/schema.py", "configs/SEPS/flickr30k.yml", "train_seps.py",
                      "a checkpoint of train_net.py belongs to test_net.py")

@@ -7,9 +7,9 @@ from demo_sdtps.config import UserError
 from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.engine.seps_evaluate import RetrievalData, make_retrieval_data, read_splits
-from demo_sdtps.modeling.seps.model import SEPS, make_seps
-from demo_sdtps.modeling.seps.towers import load_tokenizer
+from demo_sdtps.seps.evaluation import RetrievalData, make_retrieval_data, read_splits
+from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.towers import load_tokenizer
 
 EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 

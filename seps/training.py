@@ -6,16 +6,16 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.captions import CaptionBatch, batches
 from demo_sdtps.engine.checkpoint import save_model
 from demo_sdtps.engine.loop import Training, run_training
 from demo_sdtps.engine.optim import grouped
 from demo_sdtps.engine.resume import Resumed
 from demo_sdtps.engine.retrieval import as_table
 from demo_sdtps.engine.runtime import autocast
-from demo_sdtps.engine.seps_evaluate import RetrievalData, evaluate
-from demo_sdtps.modeling.seps import SEPSLoss
-from demo_sdtps.modeling.seps.model import SEPS
+from demo_sdtps.seps import SEPSLoss
+from demo_sdtps.seps.captions import CaptionBatch, batches
+from demo_sdtps.seps.evaluation import RetrievalData, evaluate
+from demo_sdtps.seps.model import SEPS
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo_sdtps.datasets.synthetic_scene import Canvas
+from demo_sdtps.synthetic.scene import Canvas
 
 COLOURS = {"black": (0.08, 0.08, 0.09), "white": (0.90, 0.90, 0.88), "grey": (0.48, 0.48, 0.50),
            "red": (0.72, 0.12, 0.14), "blue": (0.14, 0.26, 0.62), "navy": (0.10, 0.13, 0.28),

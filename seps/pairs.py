@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.seps.relevance import Bests, bests
+from demo_sdtps.seps.relevance import Bests, bests
 
 
 class Texts(NamedTuple):

@@ -4,8 +4,8 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.seps import CrossSparseAggrNet
-from demo_sdtps.modeling.seps.towers import ImageTower, TextTower
+from demo_sdtps.seps import CrossSparseAggrNet
+from demo_sdtps.seps.towers import ImageTower, TextTower
 
 Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
 

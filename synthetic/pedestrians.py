@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.synthetic_body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
-from demo_sdtps.datasets.synthetic_scene import STYLES, Canvas, draw_background, draw_occluder
+from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
+from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1
 """Raised whenever the same seed would give other pictures."""

@@ -15,11 +15,11 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.image_text import ImageTexts
 from demo_sdtps.datasets.loaders import collated_batches, first_error, loading, use_cache
 from demo_sdtps.datasets.pictures import ADVICE, decode
 from demo_sdtps.datasets.samplers import ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import Transform, crop_transform, resize_transform
+from demo_sdtps.seps.image_text import ImageTexts
 
 TEXTS_AT_ONCE = 10_000
 """Texts that the tokenizer gets in one call: enough for its threads, and the progress bar moves."""

@@ -20,9 +20,9 @@ from demo_sdtps.modeling.sdtps import (
     min_max,
     select,
 )
-from demo_sdtps.modeling.seps.aggregation import DualTokenAggregation
-from demo_sdtps.modeling.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
-from demo_sdtps.modeling.seps.relevance import HRPA, joined
+from demo_sdtps.seps.aggregation import DualTokenAggregation
+from demo_sdtps.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
+from demo_sdtps.seps.relevance import HRPA, joined
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory for what lies between the products of pairs that are merged together: on a CPU little, which stays in the cache, on a
