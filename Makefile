@@ -46,7 +46,7 @@ study: setup
 	code=0; for study in studies/*.yml; do $(PY) tools/study.py $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 bench: setup
-	$(PY) tools/benchmark.py --json runs/benchmark.json
+	$(PY) benchmarks/run.py --json runs/benchmark.json
 
 test: setup
 	$(TEST) -m "not slow"

@@ -1,4 +1,4 @@
-"""tools/benchmark.py: the command, its table, and the table in docs/performance.md."""
+"""benchmarks/run.py: the command, its table, and the table in docs/performance.md."""
 import json
 import math
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from commands import ONE_LINE, ROOT
 
-from demo_sdtps.tools import benchmark
-from demo_sdtps.tools.benchmark_rows import Row, as_markdown, in_turns, peak_memory, speed_row
+from demo_sdtps.benchmarks import run as benchmark
+from demo_sdtps.benchmarks.rows import Row, as_markdown, in_turns, peak_memory, speed_row
 
 PAGES = ("performance", "seps")
 """In docs: a page, and what was measured for it."""

@@ -3,10 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from reference import loading as plain
 
+from demo_sdtps.benchmarks import data as benchmark_data
+from demo_sdtps.benchmarks.plain import loading as plain
 from demo_sdtps.datasets.pictures import decode_triplet
-from demo_sdtps.tools import benchmark_data
 
 
 def test_quick_rows():

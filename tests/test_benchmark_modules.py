@@ -1,15 +1,15 @@
 """The benchmark's rows of HDM, ATMoE and SDTPS: what they compare and say, never how long it takes."""
 import pytest
 from golden_cases import relative_error
-from reference.sdtps_branches import ThreeBranches, plain_name
 from test_sdtps import SHAPES, assert_gradients_equal, build, draw, probed
 from tiny import PATCHES, tiny_cfg
 
+from demo_sdtps.benchmarks import modules as benchmark_modules
+from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
+from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches, plain_name
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.fusion import HDM
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.tools import benchmark_modules
-from demo_sdtps.tools.benchmark_modules import fusion_rows, sdtps_rows
 
 CFG = tiny_cfg("MODEL.HEAD", 4)
 

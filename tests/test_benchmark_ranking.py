@@ -2,10 +2,10 @@
 import math
 
 import pytest
-from reference import demo_ranking
 
-from demo_sdtps.tools import benchmark_ranking
-from demo_sdtps.tools.benchmark_ranking import ranking_rows, reranking_rows
+from demo_sdtps.benchmarks import ranking as benchmark_ranking
+from demo_sdtps.benchmarks.plain import demo_ranking
+from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 
 
 @pytest.mark.parametrize(("rows", "expected"), [

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
-from reference.fusion import Fusion
 from tiny import CAMERAS, CLASSES, PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 
+from demo_sdtps.benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.weights import to_demo

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
-from reference import demo as plain
 from tiny import CAMERAS, CLASSES, ROOT, random_images, tiny_model
 
 import demo_sdtps.modeling.trunk as trunk_module
+from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.engine import runtime
 from demo_sdtps.engine.optim import make_optimizer

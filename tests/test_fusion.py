@@ -5,8 +5,8 @@ from itertools import cycle
 import pytest
 import torch
 from golden_cases import load_case, relative_error, weight
-from reference.fusion import MODALITIES_OF, Fusion
 
+from demo_sdtps.benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.weights import from_demo

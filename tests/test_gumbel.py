@@ -7,13 +7,13 @@ import pytest
 import torch
 from golden_cases import relative_error
 from reference import sdtps as reference
-from reference import train_1e10 as exploding
 from test_sdtps import SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
+from demo_sdtps.studies import train_1e10 as exploding
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

@@ -2,9 +2,10 @@
 import numpy as np
 import pytest
 import torch
-from reference import demo_ranking, ranking
+from reference import ranking
 from test_metrics import assert_same, by_loops, random_case
 
+from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.engine import metrics
 from demo_sdtps.engine.metrics import evaluate_distances, squared_distances
 

@@ -2,9 +2,9 @@
 import pytest
 import torch
 from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, words_for
-from reference.fusion import Fusion
 from torch.utils.flop_counter import FlopCounterMode
 
+from demo_sdtps.benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM

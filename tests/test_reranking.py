@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import load_case
-from reference import demo_ranking
 from reference import reranking as plain
 from test_metrics import LargestResult
 
+from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.engine import reranking
 from demo_sdtps.engine.metrics import evaluate_distances
 from demo_sdtps.engine.reranking import k_reciprocal

@@ -5,8 +5,8 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 from reference import seps as reference
-from reference.seps_loop import PlainSEPS
 
+from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.seps import CrossSparseAggrNet, SEPSLoss
 
 CASES = ["open", "open_sparse_only", "open_gradients", "paper", "paper_no_long", "paper_single", "paper_gradients"]

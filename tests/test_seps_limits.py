@@ -6,9 +6,9 @@ import pytest
 import torch
 from commands import ROOT
 
+from demo_sdtps.benchmarks.rows import peak_memory
+from demo_sdtps.benchmarks.seps import _evaluate_drawn
 from demo_sdtps.seps import ContrastiveLoss, CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
-from demo_sdtps.tools.benchmark_rows import peak_memory
-from demo_sdtps.tools.benchmark_seps import _evaluate_drawn
 
 NARROW = {"embed_size": 20, "num_patches": 9}
 

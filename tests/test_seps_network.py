@@ -3,9 +3,9 @@ import pytest
 import torch
 from golden_cases import relative_error
 from reference import seps as reference
-from reference.seps_loop import PlainSEPS
 from test_sdtps import assert_gradients_equal, probed
 
+from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.modeling.sdtps import gumbel_noise
 from demo_sdtps.seps import (
     HRPA,

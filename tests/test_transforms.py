@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from reference import loading as plain
 from timm.data.random_erasing import RandomErasing
 from triplets import PLAIN, config, random_picture
 
+from demo_sdtps.benchmarks.plain import loading as plain
 from demo_sdtps.datasets.transforms import erase, moved, test_transform, train_transform
 
 

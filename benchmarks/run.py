@@ -1,7 +1,7 @@
 """Speed and memory beside the field's plain formulation, measured in turns in one run: a table and JSON.
 
-    python tools/benchmark.py
-    python tools/benchmark.py ranking data --quick
+    python benchmarks/run.py
+    python benchmarks/run.py ranking data --quick
 """
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys
@@ -20,6 +20,12 @@ from pathlib import Path
 
 import torch
 
+from demo_sdtps.benchmarks import model as benchmark_model
+from demo_sdtps.benchmarks.data import data_rows
+from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
+from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
+from demo_sdtps.benchmarks.rows import Row, as_markdown
+from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.files import check_output_file, write_json
@@ -27,12 +33,6 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.record import command, commit, machine, versions
 from demo_sdtps.engine.runtime import choose_device, choose_precision
-from demo_sdtps.tools import benchmark_model
-from demo_sdtps.tools.benchmark_data import data_rows
-from demo_sdtps.tools.benchmark_modules import fusion_rows, sdtps_rows
-from demo_sdtps.tools.benchmark_ranking import ranking_rows, reranking_rows
-from demo_sdtps.tools.benchmark_rows import Row, as_markdown
-from demo_sdtps.tools.benchmark_seps import seps_rows
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "RGBNT201"
 
@@ -50,7 +50,7 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure this code beside the plain formulation of tests/reference, which does what DeMo's code does, in "
+        description="Measure this code beside the plain formulation of benchmarks/plain, which does what DeMo's code does, in "
                     "the same run, and print a Markdown table: seconds or memory of both, how many times better ours is, "
                     "and the target. Without names of parts all are measured, which takes some ten minutes on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, text in PARTS.items()),

@@ -1,9 +1,8 @@
-"""Rows of tools/benchmark.py about data: decoding and augmentation of a triplet, and how long training waits for data."""
+"""Rows of benchmarks/run.py about data: decoding and augmentation of a triplet, and how long training waits for data."""
 import contextlib
 import io
 import logging
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
+from demo_sdtps.benchmarks.plain import loading as plain
+from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.base import Sample
@@ -21,14 +22,9 @@ from demo_sdtps.engine.loop import logger as training_log
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.engine.train import train
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools.benchmark_rows import Row, in_turns, speed_row
+from demo_sdtps.tools import make_synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT), str(ROOT / "tests")]
-from reference import loading as plain  # noqa: E402
-
-from demo_sdtps.tools import make_synthetic  # noqa: E402
-
 RGBNT201 = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 DEMO = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 FITTING, OTHER = (256, 128), (300, 150)

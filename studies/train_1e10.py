@@ -7,7 +7,7 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
     import sys
     from pathlib import Path
 
-    ROOT = Path(__file__).resolve().parents[2]
+    ROOT = Path(__file__).resolve().parents[1]
     sys.path.insert(0, str(ROOT))
     import demo_sdtps
 

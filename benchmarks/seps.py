@@ -1,16 +1,12 @@
-"""The part of tools/benchmark.py on SEPS: similarities of images and captions, beside a loop over the captions (spec 12)."""
-import sys
+"""The part of benchmarks/run.py on SEPS: similarities of images and captions, beside a loop over the captions (spec 12)."""
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
+from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
 from demo_sdtps.seps import CrossSparseAggrNet
-from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from reference.seps_loop import PlainSEPS
 
 TARGET = 5
 WORDS, LONG_WORDS = (8, 24), (30, 60)

@@ -6,8 +6,8 @@ HDM's attentions in full, a loop over the experts, a forward per return pattern,
 import torch
 from torch import nn
 
+from demo_sdtps.benchmarks.plain.fusion import Fusion, QuickGELU
 from demo_sdtps.config import MODALITIES
-from reference.fusion import Fusion, QuickGELU
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
 SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}

@@ -1,5 +1,4 @@
-"""Rows of tools/benchmark.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation."""
-import sys
+"""Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation."""
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,13 +10,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from yacs.config import CfgNode
 
-from demo_sdtps.tools.benchmark_data import draw
-from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from reference import demo as plain
-from reference import demo_ranking
-
+from demo_sdtps.benchmarks.data import draw
+from demo_sdtps.benchmarks.plain import demo as plain
+from demo_sdtps.benchmarks.plain import demo_ranking
+from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches

@@ -1,4 +1,4 @@
-"""What the parts of tools/benchmark.py share: a row of its table, timing in turns, and the memory of a process."""
+"""What the parts of benchmarks/run.py share: a row of its table, timing in turns, and the memory of a process."""
 import multiprocessing
 import resource
 import statistics

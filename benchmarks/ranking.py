@@ -1,19 +1,15 @@
-"""The part of tools/benchmark.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (spec 9)."""
-import sys
+"""The part of benchmarks/run.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (spec 9)."""
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from demo_sdtps.benchmarks.plain import demo_ranking
+from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
 from demo_sdtps.engine.metrics import evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.reranking import k_reciprocal
-from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, peak_memory, speed_row
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from reference import demo_ranking
 
 GIB = 2**30
 CAMERAS = 6

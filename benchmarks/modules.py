@@ -1,12 +1,13 @@
 """Rows of the benchmark for what stands between trunk and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from demo_sdtps.benchmarks.plain.fusion import Fusion  # the plain formulations that the tests compare with
+from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches
+from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.engine.runtime import choose_device
 from demo_sdtps.modeling import make_model
@@ -14,11 +15,6 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.trunk import Trunk
 from demo_sdtps.modeling.weights import from_demo
-from demo_sdtps.tools.benchmark_rows import Row, check_equal, in_turns, speed_row
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from reference.fusion import Fusion  # the plain formulations that the tests compare with
-from reference.sdtps_branches import ThreeBranches
 
 FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5
 """Times faster than plain, twice, and percent of the whole forward."""

@@ -1,7 +1,7 @@
 """Ranking and re-ranking by whole matrices and a Python loop per sample, as the published systems of the field compute them.
 
 What spec 9 tells, in NumPy, at the speed and memory of DeMo's evaluation: all distances at once, every row sorted whole, then
-one query after the other. tools/benchmark_ranking.py measures against it.
+one query after the other. benchmarks/ranking.py measures against it.
 """
 import numpy as np
 
