@@ -86,7 +86,7 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         joined = JOINED.fullmatch(word)
         key, value = joined.groups() if joined else (word, next(words, None))
-        if value is not None and (value.startswith("=") or (joined and not value)):
+        if (isinstance(value, str) and value.startswith("=")) or (joined and not value):
             raise UserError(f"The option {_shown(key)} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
         if value is None:
             raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(word)} stands alone; give it a "

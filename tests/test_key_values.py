@@ -20,6 +20,11 @@ def test_a_value_may_hold_the_sign(opts):
     assert load_cfg(None, opts).OUTPUT_DIR == "runs/lr=0.1"
 
 
+def test_values_of_a_program_need_not_be_text():
+    cfg = load_cfg(None, ["SOLVER.SEED", 7, "INPUT.SIZE_TRAIN", [64, 32], "INPUT.SIZE_TEST", [64, 32]])
+    assert (cfg.SOLVER.SEED, cfg.INPUT.SIZE_TRAIN) == (7, [64, 32])
+
+
 def test_a_value_may_look_like_a_key_with_a_value():
     cfg = load_cfg(None, ["OUTPUT_DIR", "SOLVER.SEED=7", "INPUT.SIZE_TRAIN=[64, 32]", "INPUT.SIZE_TEST", "[64,32]"])
     assert (cfg.OUTPUT_DIR, cfg.SOLVER.SEED, cfg.INPUT.SIZE_TRAIN) == ("SOLVER.SEED=7", 1111, [64, 32])
