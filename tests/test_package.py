@@ -1,9 +1,11 @@
 """One import name: what a user's environment sees of the project, in a checkout, installed, and beside other packages."""
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from commands import ROOT, words_for
 
 from demo_sdtps.config import load_cfg
 
-COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "tests")
+COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
+          "studies", "tests")
 """Names of folders of a checkout that other packages and projects have too."""
-SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for folder in (".", "tools") for path in (ROOT / folder).glob("*.py")
+FOLDERS = (".", "tools", "benchmarks", "studies")
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).glob("*.py")
                  if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))
 
 
@@ -88,6 +92,26 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
                "print(get_cfg().MODEL.NAME, make_model.__module__)")
     done = python("-c", program, tmp_path, cwd=ROOT.parent)
     assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo"], done.stderr
+
+
+def test_the_names_of_the_document_are_there():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
+    assert len(names) > 12
+    for name in names:
+        assert is_there(name), name
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(example, found := {})
+    assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1
+
+
+def is_there(name):
+    """As a module, or as what one defines."""
+    parent, _, leaf = name.rpartition(".")
+    try:
+        return bool(import_module(name))
+    except ModuleNotFoundError:
+        return hasattr(import_module(parent), leaf)
 
 
 @pytest.mark.parametrize("name", ["RGBNT201/DeMo_SDTPS.yml", "configs/RGBNT201/DeMo_SDTPS.yml"])
