@@ -1,4 +1,4 @@
-"""The part of benchmarks/run.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (spec 9)."""
+"""The part of benchmarks/run.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (docs/method.md)."""
 import time
 from collections.abc import Callable
 from functools import partial

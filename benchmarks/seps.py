@@ -1,4 +1,4 @@
-"""The part of benchmarks/run.py on SEPS: similarities of images and captions, beside a loop over the captions (spec 12)."""
+"""Part of benchmarks/run.py on SEPS: similarities of images and captions, beside a loop over the captions (docs/seps.md)."""
 from functools import partial
 
 import torch

@@ -1,13 +1,13 @@
 """What every room needs: the names of the modalities and the error that a user's mistake raises."""
 
 MODALITIES = ("RGB", "NI", "TI")
-"""Red-green-blue, near infrared, thermal infrared; always in this order (spec 0)."""
+"""Red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)."""
 
 RETURN_PATTERNS = (1, 2, 3)
-"""Features at evaluation: 1 original, 2 enhanced, 3 both (spec 6)."""
+"""Features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)."""
 
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
-"""What may be missing from a triplet, by the modalities' first letters (TEST.MISS, spec 6)."""
+"""What may be missing from a triplet, by the modalities' first letters (TEST.MISS)."""
 
 CLIP_TRUNK = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image tower; any other value is a name of timm's."""

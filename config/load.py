@@ -31,7 +31,7 @@ LARGEST = 2**32
 
 
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
-    """A fresh configuration with every key of `schema` at its default (DeMo's names, spec 13)."""
+    """A fresh configuration with every key of `schema` at its default (DeMo's names)."""
     cfg = CfgNode()
     for key in schema.keys:
         *sections, leaf = key.name.split(".")

@@ -1,4 +1,4 @@
-"""What a data set is: samples with identity and camera, and the checks that every reader shares (spec 8)."""
+"""What a data set is: samples with identity and camera, and the checks that every reader shares (docs/data.md)."""
 import os
 import re
 from collections.abc import Callable, Iterable, Set
@@ -33,7 +33,7 @@ class Reader:
 
     `layout` is shown to the user when something is missing, and so is `instead`, another way out where the data set as a
     whole is; `by_scene` chooses the protocol that drops gallery samples of the query's identity and scene rather than
-    identity and camera (spec 9); weights may name the data set that they were trained on by one of `trained_as` too.
+    identity and camera (docs/method.md); weights may name the data set that they were trained on by one of `trained_as` too.
     """
 
     read: Callable[[Path, str], list[Sample]]

@@ -1,4 +1,4 @@
-"""MSVR310: vehicles, a folder per identity with three folders of pictures, scored by scene (spec 8, 9)."""
+"""MSVR310: vehicles, a folder per identity with three folders of pictures, scored by scene (docs/data.md)."""
 import re
 from pathlib import Path
 

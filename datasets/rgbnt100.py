@@ -1,4 +1,4 @@
-"""RGBNT100: vehicles, eight cameras, one picture per triplet that holds RGB, NI and TI side by side (spec 8)."""
+"""RGBNT100: vehicles, eight cameras, one picture per triplet that holds RGB, NI and TI side by side (docs/data.md)."""
 import re
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""RGBNT201: persons, four cameras, three folders of pictures with the same names (spec 8)."""
+"""RGBNT201: persons, four cameras, three folders of pictures with the same names (docs/data.md)."""
 import re
 from pathlib import Path
 

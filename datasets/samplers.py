@@ -1,4 +1,4 @@
-"""Batches of identities (spec 7), or simply shuffled ones.
+"""Batches of identities (docs/method.md), or simply shuffled ones.
 
 The batches of an epoch follow from the seed and the epoch's number alone, so that the place in an epoch is the number of
 batches that were taken: an epoch can begin at any of them.

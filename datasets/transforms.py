@@ -1,4 +1,4 @@
-"""From a decoded picture to the network's input (spec 7); every modality draws its own augmentation."""
+"""From a decoded picture to the network's input (docs/method.md); every modality draws its own augmentation."""
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ CROP_ASPECT = (3 / 4, 4 / 3)
 
 
 class TrainTransform:
-    """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (spec 7).
+    """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (docs/method.md).
 
     Draws from a generator that it is called with, by default from Python's own, and from no other. Flip, pad and crop are
     one copy of the picture into the black canvas: as transforms of their own they took most of the time beside decoding.

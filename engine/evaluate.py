@@ -1,4 +1,4 @@
-"""Evaluation: features of every image once, then the ranking of each return pattern (spec 6, 9)."""
+"""Evaluation: features of every image once, then the ranking of each return pattern (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -153,7 +153,7 @@ def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen
 
 
 def place_name(cfg: CfgNode) -> str:
-    """What the data set's protocol leaves out of a query's gallery beside its identity: camera or scene (spec 9)."""
+    """What the data set's protocol leaves out of a query's gallery beside its identity: camera or scene (docs/method.md)."""
     return "scene" if reader_of(cfg).by_scene else "camera"
 
 

@@ -1,4 +1,4 @@
-"""The field's protocol: mAP and CMC of a ranking (spec 9).
+"""The field's protocol: mAP and CMC of a ranking (docs/method.md).
 
 The gallery is never sorted whole: a match's rank needs the number of samples before it, not their order.
 """

@@ -1,4 +1,4 @@
-"""The optimiser's groups and the learning-rate schedule (spec 7)."""
+"""The optimiser's groups and the learning-rate schedule (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Callable
 

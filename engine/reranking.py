@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: neighbours that two pictures share say more than the distance between them (spec 9).
+"""k-reciprocal re-ranking: neighbours that two pictures share say more than the distance between them (docs/method.md).
 
 Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. N stands for the samples
 of query and gallery together, K for k1 + 1, H for round(k1 / 2) + 1.
@@ -72,8 +72,8 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
     (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
-    maximum (spec 9). It is defined on L2-normalised features: they are normalised here, which changes nothing where they
-    were. A sample's nearest are itself, then the others by distance, those as far by their place in query and gallery.
+    maximum (docs/method.md). It is defined on L2-normalised features: they are normalised here, which changes nothing where
+    they were. A sample's nearest are itself, then the others by distance, those as far by their place in query and gallery.
     k1 + 1 and k2 above N are cut to N. Beside the result, memory grows with N · k1 and the size of the neighbourhoods.
 
     Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.

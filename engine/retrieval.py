@@ -1,4 +1,4 @@
-"""Image-text retrieval: recall at 1, 5 and 10 each way and their sum (spec 12).
+"""Image-text retrieval: recall at 1, 5 and 10 each way and their sum (docs/seps.md).
 
 Nothing is sorted: a rank needs the number of candidates that are at least as similar as the best match, not their order.
 """

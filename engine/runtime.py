@@ -39,7 +39,7 @@ def choose_device(cfg: CfgNode) -> torch.device:
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
-    """The type that a value of SOLVER.AMP or TEST.AMP means on a device, None for plain float32 (spec 7).
+    """The type that a value of SOLVER.AMP or TEST.AMP means on a device, None for plain float32 (docs/method.md).
 
     auto: bfloat16 where the hardware has it (AMX or AVX512-BF16 on CPUs, from Ampere on GPUs), float16 on older GPUs.
     """

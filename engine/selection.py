@@ -1,4 +1,4 @@
-"""How well SDTPS's choice of patches finds a foreground that is known, such as the synthetic pedestrians' (spec 4)."""
+"""How well SDTPS's choice of patches finds a foreground that is known, such as the synthetic pedestrians' (docs/method.md)."""
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training of re-identification (spec 7): identity batches, their loss, and the rankings that a run records."""
+"""Training of re-identification (docs/method.md): identity batches, their loss, and the rankings that a run records."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

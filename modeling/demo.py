@@ -1,4 +1,4 @@
-"""The model: one trunk for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (spec 2 to 6)."""
+"""The model: one trunk for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +19,7 @@ ByModality = dict[str, torch.Tensor]
 
 
 class PIFE(nn.Module):
-    """Mixes the mean of each modality's patch tokens into its global feature (spec 3)."""
+    """Mixes the mean of each modality's patch tokens into its global feature (docs/method.md)."""
 
     def __init__(self, width: int):
         super().__init__()

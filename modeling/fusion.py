@@ -1,4 +1,4 @@
-"""HDM and ATMoE, DeMo's fusion of the three modalities (spec 5; DeMo, AAAI 2025).
+"""HDM and ATMoE, DeMo's fusion of the three modalities (docs/method.md; DeMo, AAAI 2025).
 
 HDM decouples them into one feature per subset of the modalities; ATMoE weighs the seven features by experts. Both are
 written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are not copied

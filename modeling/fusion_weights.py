@@ -1,4 +1,4 @@
-"""HDM and ATMoE in checkpoints: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (spec 5)."""
+"""HDM and ATMoE in checkpoints: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (docs/method.md)."""
 import re
 from collections import defaultdict
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""BNNeck: the head of every feature (spec 6; Luo et al., Bag of Tricks for re-identification, 2019)."""
+"""BNNeck: the head of every feature (docs/method.md; Luo et al., Bag of Tricks for re-identification, 2019)."""
 import torch
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Identity, triplet and center losses over a model's (scores, feature) pairs (spec 7)."""
+"""Identity, triplet and center losses over a model's (scores, feature) pairs (docs/method.md)."""
 from collections.abc import Sequence
 
 import torch

@@ -1,4 +1,4 @@
-"""Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (spec 2)."""
+"""Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""SDTPS: sparse and dense token-aware patch selection for three modalities (spec 4; SEPS, ICLR 2026).
+"""SDTPS: sparse and dense token-aware patch selection for three modalities (docs/method.md; SEPS, ICLR 2026).
 
 Each modality's patch tokens are scored by a small MLP and by their similarity to the global features of all three
 modalities, the best are kept, the kept are aggregated to fewer, and the rest becomes one extra token. This file needs
@@ -119,7 +119,7 @@ def log_mask(decision: torch.Tensor) -> torch.Tensor:
     """Logarithm of the decisions (..., S), float32: 0 at a kept token, -inf at a dropped one. Added to logits it is the mask.
 
     Its derivative is 1/D = 1 at a kept token and none at a dropped one. Subtracting (1 - D)·1e10 instead is equal forward and
-    multiplies the straight-through gradient by 1e10 (spec 4).
+    multiplies the straight-through gradient by 1e10 (docs/method.md).
     """
     decision = decision.float()
     is_dropped = decision <= 0

@@ -1,4 +1,4 @@
-"""The trunk: one timm Vision Transformer that the three modalities share (spec 2)."""
+"""The trunk: one timm Vision Transformer that the three modalities share (docs/method.md)."""
 import copy
 from contextlib import nullcontext
 from functools import partial

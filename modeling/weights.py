@@ -1,4 +1,4 @@
-"""Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (spec 2)."""
+"""Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (docs/method.md)."""
 import pickle
 import re
 import struct

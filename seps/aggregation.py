@@ -1,4 +1,4 @@
-"""Aggregation of image patches with one weight MLP, or one per kind of caption (spec 12)."""
+"""Aggregation of image patches with one weight MLP, or one per kind of caption (docs/seps.md)."""
 import torch
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Evaluation of SEPS (spec 12): every picture and every caption is encoded once, then all pairs are compared."""
+"""Evaluation of SEPS (docs/seps.md): every picture and every caption is encoded once, then all pairs are compared."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The losses of image-text matching: a ranking loss on the similarities, and one on how many patches are kept (spec 12)."""
+"""Losses of image-text matching: a ranking loss on the similarities, and one on the share of kept patches (docs/seps.md)."""
 from collections.abc import Sequence
 
 import torch

@@ -1,4 +1,4 @@
-"""SEPS whole (spec 12): the towers, and the network that compares every picture with every caption."""
+"""SEPS whole (docs/seps.md): the towers, and the network that compares every picture with every caption."""
 import torch
 from torch import nn
 from yacs.config import CfgNode

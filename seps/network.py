@@ -1,4 +1,4 @@
-"""Similarities of images and captions by patches that every caption selects for itself (spec 12)."""
+"""Similarities of images and captions by patches that every caption selects for itself (docs/seps.md)."""
 from __future__ import annotations
 
 import math
@@ -162,5 +162,5 @@ def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_rati
 
 
 SDTPS = CrossSparseAggrNet
-"""Its other name (spec 12)."""
+"""Its other name (docs/seps.md)."""
 

@@ -1,4 +1,4 @@
-"""What images and captions bring to their comparison, and the bests of every pair's words and tokens (spec 12)."""
+"""What images and captions bring to their comparison, and the bests of every pair's words and tokens (docs/seps.md)."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""HRPA: how well the tokens of images and the words of captions match, by the best of each for each (spec 12)."""
+"""HRPA: how well the tokens of images and the words of captions match, by the best of each for each (docs/seps.md)."""
 from __future__ import annotations
 
 from typing import NamedTuple

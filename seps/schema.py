@@ -1,4 +1,4 @@
-"""Every configuration key of SEPS, the image-text original (spec 12): train_seps.py and test_seps.py.
+"""Every configuration key of SEPS, the image-text original (docs/seps.md): train_seps.py and test_seps.py.
 
 A key that re-identification has too keeps its name, and its row where it means the very same.
 """

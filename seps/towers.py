@@ -1,4 +1,4 @@
-"""The two towers of SEPS (spec 12): pictures to patch tokens by a timm model, captions to word vectors by a BERT."""
+"""The two towers of SEPS (docs/seps.md): pictures to patch tokens by a timm model, captions to word vectors by a BERT."""
 import re
 import sys
 from pathlib import Path

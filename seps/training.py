@@ -1,4 +1,4 @@
-"""Training of SEPS (spec 12): pictures with captions, their loss, and the searches that a run records."""
+"""Training of SEPS (docs/seps.md): pictures with captions, their loss, and the searches that a run records."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

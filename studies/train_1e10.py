@@ -1,7 +1,7 @@
 """train_net.py with the decision mask as the known implementation applies it: (1 - D)·1e10 subtracted from the logits.
 
-Equal forward to modeling/sdtps.py, and its straight-through gradient multiplied by 1e10 (spec 4). studies/explosion.yml runs
-it to show what that does to a training; nothing else may.
+Equal forward to modeling/sdtps.py, and its straight-through gradient multiplied by 1e10 (docs/method.md). studies/explosion.yml
+runs it to show what that does to a training; nothing else may.
 """
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys

@@ -1,4 +1,4 @@
-"""DeMo with CLIP's trunk, one modality and one feature after the other, under DeMo's parameter names (spec 2 to 7).
+"""DeMo with CLIP's trunk, one modality and one feature after the other, under DeMo's parameter names (docs/method.md).
 
 What the field's code does without a thought for speed: a trunk pass per modality, torch's own multi-head attention, all of
 HDM's attentions in full, a loop over the experts, a forward per return pattern, an optimiser group per parameter.
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 def make_optimizer(model, rate, decay):
-    """Adam with a group per parameter (spec 7): CLIP's own at 5e-6, other biases at twice the rate."""
+    """Adam with a group per parameter (docs/method.md): CLIP's own at 5e-6, other biases at twice the rate."""
     groups = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

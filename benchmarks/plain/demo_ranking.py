@@ -1,6 +1,6 @@
 """Ranking and re-ranking by whole matrices and a Python loop per sample, as the published systems of the field compute them.
 
-What spec 9 tells, in NumPy, at the speed and memory of DeMo's evaluation: all distances at once, every row sorted whole, then
+The field's evaluation in NumPy, at the speed and memory of DeMo's: all distances at once, every row sorted whole, then
 one query after the other. benchmarks/ranking.py measures against it.
 """
 import numpy as np
@@ -25,7 +25,7 @@ def evaluate_distances(distance, query_ids, gallery_ids, query_places, gallery_p
 
 
 def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3, dtype=np.float16):
-    """L2-normalised features (Q, D) and (G, D) float32: → (Q, G); weights are of `dtype`, DeMo's are float16 (spec 9)."""
+    """L2-normalised features (Q, D) and (G, D) float32: → (Q, G); weights in `dtype`, DeMo's are float16 (docs/method.md)."""
     queries = len(query_features)
     features = np.concatenate([query_features, gallery_features])
     samples = len(features)

@@ -1,4 +1,4 @@
-"""HDM and ATMoE with one module per attention and per expert, under DeMo's parameter names (spec 5)."""
+"""HDM and ATMoE with one module per attention and per expert, under DeMo's parameter names (docs/method.md)."""
 import torch
 from torch import nn
 

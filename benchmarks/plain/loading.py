@@ -1,4 +1,4 @@
-"""Loading as this family of code does it (spec 7): Pillow, then torchvision's transforms on it one by one, then erasing."""
+"""Loading as this family of code does it (docs/method.md): Pillow, then torchvision's transforms on it one by one, erasing."""
 from collections.abc import Sequence
 
 import torch

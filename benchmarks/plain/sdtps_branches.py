@@ -1,4 +1,4 @@
-"""SDTPS as three plain branches, whole batches at a time: every step of spec 4 by the operation that says it.
+"""SDTPS as three plain branches, whole batches at a time: every step of docs/method.md by the operation that says it.
 
 Without Gumbel noise, which is training alone.
 """

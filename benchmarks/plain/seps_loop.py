@@ -1,4 +1,4 @@
-"""SEPS by a loop over the captions, each against all images together: the plain formulation (spec 12).
+"""SEPS by a loop over the captions, each against all images together: the plain formulation (docs/seps.md).
 
 What depends on the images alone is computed once where the original does so (norms, similarity with the own mean); the score
 MLP belongs to the branch that selects and so runs for every caption, as there.
