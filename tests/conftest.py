@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 import demo_sdtps  # noqa: E402, F401
 
 sys.path[:] = [folder for folder in sys.path if folder not in ("", str(ROOT))]
+# So do processes that multiprocessing spawns from here, which run no script that would see to it.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 # Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
 THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)

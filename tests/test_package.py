@@ -25,7 +25,7 @@ SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for folder in FOLDERS for pat
 def python(*words, cwd, **environment):
     """A Python of its own that sees this checkout by its scripts alone, whatever is installed → the completed process."""
     return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
-                          env={**os.environ, **environment})
+                          env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment)
 
 
 def test_no_command_finds_a_folder_of_the_checkout_under_a_common_name(tmp_path):
