@@ -54,7 +54,7 @@ def children(pid):
 
 
 def resident(pid):
-    """Bytes that a process holds, without pages of files, which the system takes and gives as it likes; 0 where it has ended."""
+    """Bytes that a process holds, without pages of files, which the system takes and gives at will; 0 where it has ended."""
     try:
         return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
     except (OSError, TypeError):
