@@ -19,10 +19,9 @@ KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all withou
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         rows = [key for key in parser.get_default("schema").keys if (values or "").upper() in key.name]
-        for key in rows:
-            print(f"{key.name} = {key.default!r}\n    {key.description}")
         if not rows:
             raise UserError(f"No configuration key holds {values!r} in its name; --keys alone prints all of them.")
+        sys.stdout.writelines(f"{key.name} = {key.default!r}\n    {key.description}\n" for key in rows)
         parser.exit()
 
 
@@ -96,7 +95,7 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        sys.stderr.write("interrupted\n")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing left to say
         sys.stderr.close()
@@ -111,7 +110,8 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _fail(sentence: str) -> None:
-    print("error:", "\n".join(map(printable, sentence.split("\n"))), file=sys.stderr)
+    lines = map(printable, sentence.split("\n"))
+    sys.stderr.write("error: " + "\n".join(lines) + "\n")
     sys.exit(2)
 
 

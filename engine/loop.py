@@ -43,7 +43,7 @@ class Training(ABC):
 
     def __init__(self, cfg: CfgNode, model: nn.Module, loader: DataLoader, test_loaders: Sequence[DataLoader],
                  optimizers: list[torch.optim.Optimizer], modules: dict[str, nn.Module]):
-        """`optimizers`: that of the model first; `modules`: those that train beside it."""
+        """`test_loaders`: what `evaluate` reads; `optimizers`: the model's first; `modules`: those that train beside it."""
         self.cfg, self.model, self.loader, self.test_loaders = cfg, model, loader, test_loaders
         self.optimizers, self.modules = optimizers, modules
         self.device = next(model.parameters()).device

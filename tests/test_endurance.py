@@ -1,5 +1,6 @@
 """Runs that go on for long, and runs that are broken off: memory, time, and what they leave running."""
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -14,9 +15,8 @@ from commands import ROOT, records_of, words_for
 EPOCHS, WARM_UP, WINDOW = 200, 50, 30
 """Of the long run; its first epochs, in which memory and caches fill; and how many are compared at both ends of the rest."""
 GROWTH = 1.05
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="processes are watched in /proc")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="processes are watched in /proc")
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def children(pid):
 
 
 def resident(pid):
-    """Bytes of memory that a process holds; 0 where it has ended."""
+    """Bytes that a process holds, without pages of files, which the system takes and gives at will; 0 where it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-    except (OSError, IndexError):
+        return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+    except (OSError, TypeError):
         return 0
 
 
