@@ -21,8 +21,8 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by a picture (i2t) and of "
-                           "pictures found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
+    parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
+                           "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
                            "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
                            SEPS_SCHEMA, weight_flag(EXAMPLE))
     parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in percent")

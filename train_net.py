@@ -16,10 +16,10 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.datasets.pictures import verify
 from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
-from demo_sdtps.engine.evaluate import doubts, make_test_data
+from demo_sdtps.engine.evaluate import data_warnings, make_test_data
 from demo_sdtps.engine.resume import find_run
 from demo_sdtps.engine.run import run_folder
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
@@ -59,7 +59,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         verify(samples)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
-    report = load_pretrained(model.trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    report = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
     if cfg.MODEL.COMPILE:
         compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
@@ -69,8 +69,8 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     # Only now, with the input checked, is anything written or replaced.
     with run_folder(cfg, device, resumed) as output:
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
-        for doubt in doubts(cfg, splits["train"], test_data):
-            logger.warning(doubt)
+        for warning in data_warnings(cfg, splits["train"], test_data):
+            logger.warning(warning)
         logger.info(report)
         train(cfg, model.to(device), loader, test_data, output, resumed)
 

@@ -17,7 +17,7 @@ from demo_sdtps.engine.resume import find_run
 from demo_sdtps.engine.run import run_folder
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import train_loader
-from demo_sdtps.seps.evaluation import doubts, make_retrieval_data, read_splits
+from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_splits
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.towers import load_tokenizer
@@ -28,7 +28,7 @@ logger = logging.getLogger("train_seps")
 
 def main() -> None:
     parser = config_parser(
-        "Train SEPS on pictures with captions and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, "
+        "Train SEPS on images with captions and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, "
         "commit, versions), metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
@@ -50,11 +50,11 @@ def main() -> None:
 
     # Only now, with the input checked, is anything written or replaced.
     with run_folder(cfg, device, resumed) as output:
-        sizes = (f"{len(split.captions)} captions of {len(split.paths)} pictures to {name}" for name, split in splits.items())
+        sizes = (f"{len(split.captions)} captions of {len(split.paths)} images to {name}" for name, split in splits.items())
         logger.info("%s: %s, %s long captions", cfg.DATASETS.NAMES, ", ".join(sizes),
                     "with" if splits["train"].long_captions else "without")
-        for doubt in doubts(splits):
-            logger.warning(doubt)
+        for warning in data_warnings(splits):
+            logger.warning(warning)
         logger.info(report)
         train(cfg, model.to(device), loader, dev, test, output, resumed)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.plain import loading as plain
+from demo_sdtps.benchmarks.plain import loader_kwargs as plain
 from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
@@ -28,15 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 RGBNT201 = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 DEMO = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 FITTING, OTHER = (256, 128), (300, 150)
-"""Heights and widths on disk: what RGBNT201's pictures have and the network takes, and one that is resized."""
+"""Heights and widths on disk: what RGBNT201's images have and the network takes, and one that is resized."""
 MOST_WAITING = 1.0
 """Per cent of training's time."""
 
 
 def data_rows(quick: bool) -> list[Row]:
-    """Decoding and augmentation beside the plain way, on pictures that fit and others, and the wait of the demo's training.
+    """Decoding and augmentation beside the plain way, on images that fit and others, and the wait of the demo's training.
 
-    All pictures are drawn anew in a temporary folder; nothing is kept decoded but in the demo, as its users have it.
+    All images are drawn anew in a temporary folder; nothing is kept decoded but in the demo, as its users have it.
     """
     with tempfile.TemporaryDirectory() as folder:
         roots = {size: Path(folder, f"{size[0]}") for size in (FITTING, OTHER)}

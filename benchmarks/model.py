@@ -21,8 +21,8 @@ from demo_sdtps.engine.evaluate import TestData, evaluate, make_test_data
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.trunk import Trunk
 from demo_sdtps.modeling.weights import from_demo
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -48,13 +48,13 @@ class Sides:
         self.cameras = torch.arange(batch, device=self.device) % CAMERAS
         self.labels = torch.arange(batch, device=self.device) % max(2, batch // 2)
 
-    def infer(self, model: nn.Module, trunk: nn.Module | None = None) -> torch.Tensor:
-        """The features of both kinds, (B, D); ours with another trunk where one is given."""
-        own = self.ours.trunk
-        self.ours.trunk = trunk or own
+    def infer(self, model: nn.Module, backbone: nn.Module | None = None) -> torch.Tensor:
+        """The features of both kinds, (B, D); ours with another backbone where one is given."""
+        own = self.ours.backbone
+        self.ours.backbone = backbone or own
         with torch.no_grad():
             features = model.eval()(self.images, self.cameras)
-        self.ours.trunk = own
+        self.ours.backbone = own
         return features
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
@@ -90,7 +90,7 @@ def model_rows(quick: bool) -> Iterator[Row]:
 
 
 def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
-    """The trunk's widest product, which no model here can be faster than, in float32 and bfloat16: → rows, operations/s."""
+    """The backbone's widest product, which no model here can be faster than, in float32 and bfloat16: → rows, operations/s."""
     device = choose_device(configuration())
     seconds = in_turns("matrix products", {precision: products(precision, device, 1) for precision in PRECISIONS}, 5, device)
     rates = {precision: PRODUCT_FLOPS / taken for precision, taken in seconds.items()}
@@ -99,7 +99,7 @@ def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
 
 
 def products(precision: torch.dtype, device: torch.device, count: int) -> Callable[[], None]:
-    """`count` of the trunk's widest product, on the tokens of 8 triplets; PRODUCT_FLOPS operations each."""
+    """`count` of the backbone's widest product, on the tokens of 8 triplets; PRODUCT_FLOPS operations each."""
     tokens, weight = (torch.randn(rows, 768, device=device).to(precision) for rows in PRODUCT_ROWS)
 
     def work() -> None:
@@ -118,7 +118,7 @@ def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
         found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
         check_equal("inference", found, expected)
         # Weights are cast once for all batches.
-        held = sides.ours.trunk.held_in(precision) if precision else sides.ours.trunk
+        held = sides.ours.backbone.cast_for_inference(precision) if precision else sides.ours.backbone
         count = 2 if quick or slow else 10
         work = {"reference": lambda sides=sides: sides.infer(sides.plain),
                 "ours": lambda sides=sides, held=held: sides.infer(sides.ours, held),
@@ -154,10 +154,10 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
 
 
 def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """A training step of the demo's small trunk with the attention that it chooses, fused or plain, beside the other one."""
+    """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other one."""
     cfg = load_cfg(DEMO_CONFIG)
     device = choose_device(cfg)
-    trunk = Trunk(cfg, CAMERAS).to(device)
+    backbone = Backbone(cfg, CAMERAS).to(device)
     images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
     cameras = torch.zeros(len(images), dtype=torch.long, device=device)
     for precision in PRECISIONS:
@@ -165,15 +165,15 @@ def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
             continue
 
         def step(fused: bool, precision: torch.dtype = precision) -> None:
-            trunk.fused_attention = fused
+            backbone.fused_attention = fused
             with autocast(device, None if precision is torch.float32 else precision):
-                patches, _ = trunk(images, cameras)
+                patches, _ = backbone(images, cameras)
             patches.float().sum().backward()
 
-        chosen = trunk.fuses_attention(device, precision is not torch.float32)
+        chosen = backbone.fuses_attention(device, precision is not torch.float32)
         work = {"reference": partial(step, not chosen), "ours": partial(step, chosen)}
         names = ("fused", "plain") if chosen else ("plain", "fused")
-        yield speed_row(f"{names[0]} attention beside {names[1]}, {name_of(precision)}, training step of the demo's trunk",
+        yield speed_row(f"{names[0]} attention beside {names[1]}, {name_of(precision)}, training step of the demo's backbone",
                         in_turns("attention", work, 2 if quick else 9, device))
 
 
@@ -186,7 +186,7 @@ def train(side: str, batch: int) -> None:
 
 
 def evaluation_rows(quick: bool) -> list[Row]:
-    """The evaluation of an epoch, three return patterns from pictures on disk to mAP: one pass beside three."""
+    """The evaluation of an epoch, three return patterns from images on disk to mAP: one pass beside three."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
         cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH), *small)
@@ -203,7 +203,7 @@ def evaluation_rows(quick: bool) -> list[Row]:
             found["ours"] = [ranking.mAP for ranking in evaluate(cfg, sides.ours, data).values()]
 
         seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
-        # Where rounding alone decides which of two pictures is nearer to a query, its AP may be another: with three matches or
+        # Where rounding alone decides which of two images is nearer to a query, its AP may be another: with three matches or
         # more by up to a sixth.
         check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")), 0.17 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]

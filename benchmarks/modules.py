@@ -1,4 +1,4 @@
-"""Rows of the benchmark for what stands between trunk and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
+"""Rows of the benchmark for what stands between backbone and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
 from collections.abc import Callable
 
 import torch
@@ -11,9 +11,9 @@ from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.engine.runtime import choose_device
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.modeling.trunk import Trunk
 from demo_sdtps.modeling.weights import from_demo
 
 FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5
@@ -30,8 +30,8 @@ class Fast(nn.Module):
         self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
         self.load_state_dict(from_demo({f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}))
 
-    def forward(self, patches: ByModality, globals_: ByModality) -> torch.Tensor:
-        return self.atmoe(self.hdm(patches, globals_))
+    def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
+        return self.atmoe(self.hdm(patches, global_feats))
 
 
 class Slimmed(nn.Module):
@@ -41,21 +41,21 @@ class Slimmed(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, patches: ByModality, globals_: ByModality) -> torch.Tensor:
-        return torch.cat(self.module(*patches.values(), *globals_.values())[:len(MODALITIES)], dim=1)
+    def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
+        return torch.cat(self.module(*patches.values(), *global_feats.values())[:len(MODALITIES)], dim=1)
 
 
 def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts: evaluation, training step, growth with the patches.
 
-    Widths and patches are those of the configuration's trunk; with `quick` few triplets, which say nothing about time.
+    Widths and patches are those of the configuration's backbone; with `quick` few triplets, which say nothing about time.
     Raises `RuntimeError` where the outputs differ.
     """
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 2)
-    trunk = Trunk(cfg, camera_num=1)  # for its shapes alone
-    width, count = trunk.width, trunk.num_patches
+    backbone = Backbone(cfg, camera_num=1)  # for its shapes alone
+    width, count = backbone.width, backbone.num_patches
     plain = Fusion(width, cfg.MODEL.HEAD)
     modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
     tokens, more = (_tokens(batch, patches, width, device) for patches in (count, 2 * count))
@@ -89,7 +89,7 @@ def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 5)
     model = make_model(cfg, num_class=2, camera_num=1).to(device).eval()
-    width, count = model.trunk.width, model.trunk.num_patches
+    width, count = model.backbone.width, model.backbone.num_patches
     settings = {"sparse_ratio": cfg.MODEL.SDTPS_SPARSE_RATIO, "aggr_ratio": cfg.MODEL.SDTPS_AGGR_RATIO,
                 "beta": cfg.MODEL.SDTPS_BETA}
     ours = MultiModalSDTPS(width, count, **settings)
@@ -102,7 +102,7 @@ def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     rows = [speed_row(f"{title}: {what}", in_turns(title, _cases(modules, work, tokens), rounds, device), SDTPS_TARGET)
             for what, work in (("evaluation", _evaluate), ("training step", _train))]
     share = _share_of_forward(model, cfg, device, quick)
-    return [*rows, Row("SDTPS: share of the whole forward (trunk, PIFE, SDTPS)", None, share, "%", None,
+    return [*rows, Row("SDTPS: share of the whole forward (backbone, PIFE, SDTPS)", None, share, "%", None,
                        f"≤ {SHARE_TARGET} %", share <= SHARE_TARGET)]
 
 
@@ -112,13 +112,13 @@ def _share_of_forward(model: nn.Module, cfg: CfgNode, device: torch.device, quic
     images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TEST, device=device) for modality in MODALITIES}
     cameras = torch.zeros(batch, dtype=torch.long, device=device)
     encoded = model.encode(images, cameras)
-    seconds = in_turns("share of SDTPS", {"whole": lambda: model.slim(*model.encode(images, cameras)),
-                                          "sdtps": lambda: model.slim(*encoded)}, rounds, device)
+    seconds = in_turns("share of SDTPS", {"whole": lambda: model.select_tokens(*model.encode(images, cameras)),
+                                          "sdtps": lambda: model.select_tokens(*encoded)}, rounds, device)
     return 100 * seconds["sdtps"] / seconds["whole"]
 
 
 def _tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
-    """Patches (B, N, C), views of tokens with a class token as the trunk returns them, and globals (B, C)."""
+    """Patches (B, N, C), views of tokens with a class token as the backbone returns them, and globals (B, C)."""
     return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
             {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
 

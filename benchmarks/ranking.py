@@ -44,12 +44,12 @@ def ranking_rows(quick: bool = False) -> list[Row]:
 def reranking_rows(quick: bool = False) -> list[Row]:
     """k-reciprocal re-ranking with its defaults: speed beside whole matrices, and memory; `quick` takes tiny sizes.
 
-    RGBNT201 has all pictures of its test split in query and gallery both.
+    RGBNT201 has all images of its test split in query and gallery both.
     """
     queries, gallery, width, rounds = (30, 60, 16, 1) if quick else (836, 836, 1536, 4)
     query, other = clustered(queries, gallery, width)[:2]
     rows = []
-    for what, sides in (("the same pictures", (query, query)), ("other pictures", (query, other))):
+    for what, sides in (("the same images", (query, query)), ("other images", (query, other))):
         arrays = [side.numpy() for side in sides]
         found, expected = k_reciprocal(*sides), demo_ranking.k_reciprocal(*arrays)
         check_equal("re-ranking", found, torch.from_numpy(expected), 2e-2)

@@ -41,7 +41,7 @@ PARTS = {
     "fusion": "HDM and ATMoE alone",
     "sdtps": "SDTPS alone, and its share of the whole forward",
     "seps": "similarities of images and captions",
-    "evaluation": "the evaluation of an epoch, from pictures to mAP",
+    "evaluation": "the evaluation of an epoch, from images to mAP",
     "ranking": "mAP and CMC, up to a million gallery samples",
     "reranking": "k-reciprocal re-ranking",
     "data": "decoding, augmentation, and how long training waits for data",

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.common import CLIP_TRUNK, UserError
 
 VIT_MODULES = ("vision_transformer", "deit")
-"""timm's modules of plain Vision Transformers; modeling/trunk.py refuses those among them that do not fit."""
+"""timm's modules of plain Vision Transformers; modeling/backbone.py refuses those among them that do not fit."""
 
 
 def check_cfg(cfg: CfgNode) -> None:

@@ -17,7 +17,7 @@ def check_output_file(path: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def written_whole(path: Path, previous: Path | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure.
 
     What was at `path` stays until then, and afterwards as `previous`, if given. Raises `UserError` where it cannot be
@@ -54,5 +54,5 @@ def _sync(path: Path) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write `content` as JSON, whole or not at all. Raises `UserError`."""
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

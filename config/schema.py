@@ -103,26 +103,26 @@ KEYS = (
         lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
     Key("MODEL.DIST_TRAIN", False, "refuse to train in a single process: torchrun starts several, with or without this key"),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
-        "the trunk: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
+        "the backbone: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
         "prefix token is a class token"),
-    Key("MODEL.PRETRAIN_PATH_T", "", "weights of the trunk: a file, 'hub' (timm downloads them), or '' (random)"),
-    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a trunk without pretrained weights; 0: the trunk's own",
+    Key("MODEL.PRETRAIN_PATH_T", "", "weights of the backbone: a file, 'hub' (timm downloads them), or '' (random)"),
+    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a backbone without pretrained weights; 0: the backbone's own",
         *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),
-    Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's trunk",
+    Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's backbone",
         *BELOW_ONE),
-    Key("MODEL.DROP_OUT", 0.0, "dropout in the trunk, on its tokens, after attention and in its MLPs; not for CLIP's "
-        "trunk", *BELOW_ONE),
-    Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the trunk's attention weights; not for CLIP's trunk", *BELOW_ONE),
+    Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone, on its tokens, after attention and in its MLPs; not for CLIP's "
+        "backbone", *BELOW_ONE),
+    Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the backbone's attention weights; not for CLIP's backbone", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view", (False,),
         "the data sets tell no view beside the camera"),
     Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", finite, "a finite number"),
-    Key("MODEL.FROZEN", False, "keep the trunk's weights fixed; the camera embedding, PIFE and everything after it learn"),
+    Key("MODEL.FROZEN", False, "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn"),
     Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
     Key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", (False,), NOT_DEMO),
-    Key("MODEL.COMPILE", False, "compile the trunk's blocks (torch.compile), which takes up to half a minute at first, and a "
-        "C++ compiler on a CPU"),
+    Key("MODEL.COMPILE", False, "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
+        "a C++ compiler on a CPU"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
@@ -149,12 +149,12 @@ KEYS = (
     Key("MODEL.IF_WITH_CENTER", "no", "'yes' wants a MODEL.METRIC_LOSS_TYPE with center, which alone switches the center "
         "loss on", YES_NO),
 
-    Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the pictures in training", *SIZE),
-    Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the pictures in evaluation; as in training", *SIZE),
+    Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
+    Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the images in evaluation; as in training", *SIZE),
     Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
     Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
     Key("INPUT.PADDING", 10, "pixels of padding before the random crop", *NOT_NEGATIVE),
-    Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that pictures in [0, 1] are normalised with", three_numbers,
+    Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that images in [0, 1] are normalised with", three_numbers,
         "three numbers"),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
         "three positive numbers"),
@@ -162,11 +162,11 @@ KEYS = (
     Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, or one of your "
         "own (docs/data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
-    Key("DATASETS.VERIFY", False, "decode every picture before training and list those that cannot be read"),
-    Key("DATASETS.CACHE", "auto", "keep decoded pictures in memory: yes, no, or auto (where all fit into 1 GB)",
+    Key("DATASETS.VERIFY", False, "decode every image before training and list those that cannot be read"),
+    Key("DATASETS.CACHE", "auto", "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),
-    Key("DATALOADER.NUM_WORKERS", -1, "processes that load pictures; 0: a thread instead; -1: one per CPU core, at most 8, and "
-        "0 for pictures in memory on two cores or fewer", lambda value: -1 <= value <= MOST_WORKERS,
+    Key("DATALOADER.NUM_WORKERS", -1, "processes that load images; 0: a thread instead; -1: one per CPU core, at most 8, and "
+        "0 for images in memory on two cores or fewer", lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}"),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
@@ -177,7 +177,7 @@ KEYS = (
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
     Key("SOLVER.IMS_PER_BATCH", 128, "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
         "softmax_triplet)", *POSITIVE),
-    Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the trunk", *POSITIVE),
+    Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
     Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *BELOW_ONE),
@@ -206,12 +206,12 @@ KEYS = (
     }.items() for name, default in unused.items()),
 
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
-    Key("TEST.AMP", "off", "half precision of the trunk in evaluation: off (float32, as the reference evaluates), auto (where "
-        "the hardware has it), bf16 or fp16", AMP),
+    Key("TEST.AMP", "off", "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
+        "(where the hardware has it), bf16 or fp16", AMP),
     Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
     Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
         (1, 2, 3)),
-    Key("TEST.MISS", "None", "modalities whose pictures are zeroed in evaluation: r, n, t, rn, rt or nt; "
+    Key("TEST.MISS", "None", "modalities whose images are zeroed in evaluation: r, n, t, rn, rt or nt; "
         "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
         ("None", "nothing", *MISSING_CASES, "all")),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),

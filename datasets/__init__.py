@@ -37,7 +37,7 @@ def reader_of(cfg: CfgNode) -> Reader:
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """The samples of the named splits of the configured data set, by split.
 
-    Raises `UserError` for an unknown data set, where the folder, a split or one picture of a triplet is missing, or where a
+    Raises `UserError` for an unknown data set, where the folder, a split or one image of a triplet is missing, or where a
     name does not parse.
     """
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)

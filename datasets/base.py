@@ -16,9 +16,9 @@ VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One triplet: its pictures, identity as named on disk, camera from 0, scene.
+    """One triplet: its images, identity as named on disk, camera from 0, scene.
 
-    `paths` has one path per modality (RGB, NI, TI), or a single one: a picture that holds the three side by side.
+    `paths` has one path per modality (RGB, NI, TI), or a single one: an image that holds the three side by side.
     """
 
     paths: tuple[str, ...]
@@ -56,7 +56,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Naming:
-    """What a picture's name says: `pattern` has the groups identity, camera and, where there are scenes, scene.
+    """What an image's name says: `pattern` has the groups identity, camera and, where there are scenes, scene.
 
     `example` and `meaning` are shown to the user for a name that does not match; `first_camera` is the number that the
     data set gives its first camera.
@@ -68,10 +68,10 @@ class Naming:
     first_camera: int = 1
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
-        """The sample of these pictures, by the name of the first. Raises `UserError` for a name that does not match."""
+        """The sample of these images, by the name of the first. Raises `UserError` for a name that does not match."""
         match = self.pattern.fullmatch(Path(paths[0]).name)
         if not match:
-            raise UserError(f"The picture {printable(paths[0])} does not follow the data set's names such as {self.example} "
+            raise UserError(f"The image {printable(paths[0])} does not follow the data set's names such as {self.example} "
                             f"({self.meaning}); rename or remove it.")
         said = {name: int(value) for name, value in match.groupdict().items()}
         said["camera"] -= self.first_camera
@@ -111,8 +111,8 @@ def subfolders(parent: Path) -> list[Path]:
         return []
 
 
-def picture_names(folder: Path) -> Set[str]:
-    """Names of the pictures in a folder, in no order. Raises `UserError` where there is no such folder, or one is no file."""
+def image_names(folder: Path) -> Set[str]:
+    """Names of the images in a folder, in no order. Raises `UserError` where there is no such folder, or one is no file."""
     try:
         with os.scandir(existing(folder)) as entries:
             found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
@@ -122,25 +122,25 @@ def picture_names(folder: Path) -> Set[str]:
     # Found here, and not on the way: opening a pipe would wait for ever.
     for name, is_file in found.items():
         if not is_file:
-            raise UserError(f"The picture {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
+            raise UserError(f"The image {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
                             "its triplet.")
     return found.keys()
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """Paths of all triplets in `folder`, whose pictures have one name in one folder per modality; sorted.
+    """Paths of all triplets in `folder`, whose images have one name in one folder per modality; sorted.
 
     `names` maps each modality to its folder's name. Raises `UserError` for a modality that is missing, as a whole or
-    for one picture.
+    for one image.
     """
-    found = {modality: picture_names(folder / names[modality]) for modality in MODALITIES}
+    found = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
     for name in sorted(set().union(*found.values())):
         missing = [modality for modality in MODALITIES if name not in found[modality]]
         if missing:
             there = next(modality for modality in MODALITIES if modality not in missing)
-            raise UserError(f"The triplet {name} in {folder} has no {' and no '.join(missing)} picture: "
+            raise UserError(f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
                             f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
-                            f"pictures such as {folder / names[there] / name}.")
+                            f"images such as {folder / names[there] / name}.")
     return [tuple(str(folder / names[modality] / name) for modality in MODALITIES) for name in sorted(found["RGB"])]
 
 

@@ -11,12 +11,12 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.pictures import decode_all, decode_triplet
+from demo_sdtps.datasets.images import decode_all, decode_triplet
 from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import Transform, test_transform, train_transform
 
 CACHE_LIMIT = 1 << 30
-"""Bytes of decoded pictures that DATASETS.CACHE auto keeps in memory."""
+"""Bytes of decoded images that DATASETS.CACHE auto keeps in memory."""
 
 GRACE = 10
 """Seconds that a loading process goes on after SIGTERM."""
@@ -32,7 +32,7 @@ class TripletDataset(Dataset):
 
     def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform, cache: bool):
         self.samples, self.labels, self.transform = samples, labels, transform
-        self.pictures = decode_all(samples) if cache else None
+        self.images = decode_all(samples) if cache else None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -45,12 +45,12 @@ class TripletDataset(Dataset):
         index, seed = key if isinstance(key, tuple) else (key, None)
         sample = self.samples[index]
         try:
-            pictures = self.pictures[index] if self.pictures else decode_triplet(sample)
+            images = self.images[index] if self.images else decode_triplet(sample)
         except UserError as error:
             return error  # raised in a loading process it would arrive wrapped in that process's stack trace
         # A generator of the sample's own: another thread or process may load it.
         draw = () if seed is None else (random.Random(seed),)
-        images = [self.transform(picture, *draw) for picture in pictures]
+        images = [self.transform(image, *draw) for image in images]
         return images, self.labels[index], sample.camera
 
 
@@ -63,11 +63,11 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     labels = [by_identity[sample.identity] for sample in samples]
     if len(by_identity) < 2:
         raise UserError("The training split has a single identity, and learning to tell them apart needs at least two; add "
-                        "pictures of others.")
+                        "images of others.")
     sampler = (_shuffled_batches if cfg.DATALOADER.SAMPLER == "softmax" else _identity_batches)(cfg, labels)
     cache = use_cache(cfg, samples)
     dataset = TripletDataset(samples, labels, train_transform(cfg), cache)
-    return DataLoader(dataset, batch_sampler=sampler, **loading(cfg, cache, collate))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, cache, collate))
 
 
 def _shuffled_batches(cfg: CfgNode, labels: list[int]) -> ShuffledBatchSampler:
@@ -90,31 +90,31 @@ def _identity_batches(cfg: CfgNode, labels: list[int]) -> IdentityBatchSampler:
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """The samples in order, without augmentation; labels are identities as named on disk."""
     labels = [sample.identity for sample in samples]
-    # Evaluated every epoch: kept in memory like the training pictures.
+    # Evaluated every epoch: kept in memory like the training images.
     cache = use_cache(cfg, samples)
     dataset = TripletDataset(samples, labels, test_transform(cfg), cache)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loading(cfg, cache, collate))
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, cache, collate))
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """The loader's batches, the next always on its way. Raises `UserError` for a picture that cannot be read."""
+    """The loader's batches, the next always on its way. Raises `UserError` for an image that cannot be read."""
     for collated in collated_batches(loader):
-        yield as_batch(collated)
+        yield to_batch(collated)
 
 
-def as_batch(collated: tuple[torch.Tensor, list[int], list[int]]) -> Batch:
+def to_batch(collated: tuple[torch.Tensor, list[int], list[int]]) -> Batch:
     """What `collate` gives as a batch."""
     images, labels, cameras = collated
     return dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
-    """What the loader's `collate_fn` gives, the next always on its way. Raises `UserError` for a picture that cannot be read.
+    """What the loader's `collate_fn` gives, the next always on its way. Raises `UserError` for an image that cannot be read.
 
     Loading processes wait for the next epoch; where a loop ends before its last batch, they end with it.
     """
     try:
-        for collated in loader if loader.num_workers else ahead(loader):
+        for collated in loader if loader.num_workers else prefetch(loader):
             if isinstance(collated, UserError):
                 # A new one: an exception that a frame on its own traceback holds is freed by the garbage collection alone, and
                 # the loader with it.
@@ -136,7 +136,7 @@ def stop_workers(loader: DataLoader) -> None:
         iterator._shutdown_workers()
 
 
-def ahead(loader: DataLoader) -> Iterator:
+def prefetch(loader: DataLoader) -> Iterator:
     """What a loader without processes gives, made by a thread one batch ahead."""
     iterator = iter(loader)
     with ThreadPoolExecutor(1) as thread:
@@ -146,15 +146,15 @@ def ahead(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(cfg: CfgNode, samples: Sequence, pictures_of: Callable[..., Iterable[torch.Tensor]] = decode_triplet) -> bool:
-    """Whether the decoded pictures are kept in memory, by DATASETS.CACHE and the size of the first sample's."""
+def use_cache(cfg: CfgNode, samples: Sequence, images_of: Callable[..., Iterable[torch.Tensor]] = decode_triplet) -> bool:
+    """Whether the decoded images are kept in memory, by DATASETS.CACHE and the size of the first sample's."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(samples) * sum(picture.numel() for picture in pictures_of(samples[0])) <= CACHE_LIMIT
+    return len(samples) * sum(image.numel() for image in images_of(samples[0])) <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple[torch.Tensor, list[int], list[int]] | UserError:
-    """Images (3, B, 3, H, W), labels and cameras of a batch; the first picture that cannot be read takes its place.
+    """Images (3, B, 3, H, W), labels and cameras of a batch; the first image that cannot be read takes its place.
 
     A single tensor, as each takes over a millisecond on its way from a loading process.
     """
@@ -176,12 +176,12 @@ def cpu_cores() -> int:
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def loading(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
+def loader_kwargs(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
     """How a loader works, for DataLoader: its processes by DATALOADER.NUM_WORKERS and the machine."""
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
         cores = cpu_cores()
-        # Pictures from memory are little work, for which a thread is enough: a process would take a core from training.
+        # Images from memory are little work, for which a thread is enough: a process would take a core from training.
         workers = 0 if cache and cores <= 2 else min(cores, 8)
     # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
     # processes.

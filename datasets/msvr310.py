@@ -1,4 +1,4 @@
-"""MSVR310: vehicles, a folder per identity with three folders of pictures, scored by scene (docs/data.md)."""
+"""MSVR310: vehicles, a folder per identity with three folders of images, scored by scene (docs/data.md)."""
 import re
 from pathlib import Path
 
@@ -19,11 +19,11 @@ def read(root: Path, split: str) -> list[Sample]:
             continue
         triplets = triplet_paths(folder, VIS_NI_TH)
         if not triplets:
-            raise UserError(f"The identity folder {folder} holds no pictures; add them or remove it.")
+            raise UserError(f"The identity folder {folder} holds no images; add them or remove it.")
         found = [NAMING.sample(paths) for paths in triplets]
         strange = next((sample for sample in found if folder.name.isdecimal() and sample.identity != int(folder.name)), None)
         if strange:
-            raise UserError(f"The picture {strange.paths[0]} is of identity {strange.identity}, but lies in the folder of "
+            raise UserError(f"The image {strange.paths[0]} is of identity {strange.identity}, but lies in the folder of "
                             f"{int(folder.name)}; move or rename it with its triplet.")
         samples += found
     return samples

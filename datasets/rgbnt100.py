@@ -1,9 +1,9 @@
-"""RGBNT100: vehicles, eight cameras, one picture per triplet that holds RGB, NI and TI side by side (docs/data.md)."""
+"""RGBNT100: vehicles, eight cameras, one image per triplet that holds RGB, NI and TI side by side (docs/data.md)."""
 import re
 from pathlib import Path
 
-from demo_sdtps.datasets.base import Naming, Reader, Sample, picture_names
-from demo_sdtps.datasets.pictures import check_widths
+from demo_sdtps.datasets.base import Naming, Reader, Sample, image_names
+from demo_sdtps.datasets.images import check_widths
 
 FOLDERS = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 NAMING = Naming(re.compile(r"(?P<identity>-1|\d{1,9})_c(?P<camera>[1-8])(?!\d).*\.jpg"), example="0001_c1_001.jpg",
@@ -13,11 +13,11 @@ WIDTH = 3 * 256
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """The samples of a split without junk. Raises `UserError`, also for a picture of another width."""
+    """The samples of a split without junk. Raises `UserError`, also for an image of another width."""
     folder = root / "RGBNT100" / "rgbir" / FOLDERS[split]
-    samples = [NAMING.sample((str(folder / name),)) for name in sorted(picture_names(folder))]
+    samples = [NAMING.sample((str(folder / name),)) for name in sorted(image_names(folder))]
     samples = [sample for sample in samples if sample.identity != JUNK]
-    # Cut into three in the wrong places, any other picture would be learned from all the same.
+    # Cut into three in the wrong places, any other image would be learned from all the same.
     check_widths([sample.paths[0] for sample in samples], WIDTH)
     return samples
 

@@ -1,4 +1,4 @@
-"""RGBNT201: persons, four cameras, three folders of pictures with the same names (docs/data.md)."""
+"""RGBNT201: persons, four cameras, three folders of images with the same names (docs/data.md)."""
 import re
 from pathlib import Path
 
@@ -18,4 +18,4 @@ def read(root: Path, split: str) -> list[Sample]:
 
 
 READER = Reader(read, layout="RGBNT201/{train_171,test}/{RGB,NI,TI}/" + NAMING.example,
-                instead=", or run `make demo`, which makes synthetic pictures in this layout")
+                instead=", or run `make demo`, which makes synthetic images in this layout")

@@ -1,4 +1,4 @@
-"""WMVeID863: vehicles in the wild, three folders of pictures with the same names, which are RGBNT201's (docs/data.md)."""
+"""WMVeID863: vehicles in the wild, three folders of images with the same names, which are RGBNT201's (docs/data.md)."""
 from pathlib import Path
 
 from demo_sdtps.datasets.base import VIS_NI_TH, Reader, Sample, triplet_paths

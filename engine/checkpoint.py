@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import CheckpointFlag
-from demo_sdtps.config.files import written_whole
+from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
@@ -22,7 +22,7 @@ ZIP = b"PK\x03\x04"
 MOST_CAMERAS = 10_000
 """More are no number of cameras, but a damaged file's."""
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
-CLASSIFIER, CAMERAS = ".classifier.weight", "trunk.camera_embedding"
+CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def save_model(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous:
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
     """torch.save through a temporary file; an earlier one stays as `previous`, if given. Raises `UserError` where it cannot be
     written."""
-    with written_whole(path, previous) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:  # what torch makes of a full disk, with the real error behind it

@@ -25,7 +25,7 @@ ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
 """What an exchange with a process that has ended says, of gloo and of NCCL; other errors of theirs keep their trace."""
 
 
-def world() -> int:
+def world_size() -> int:
     """How many processes there are together; 1 without torchrun."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -99,7 +99,7 @@ def replicated(model: nn.Module) -> nn.Module:
 
     BatchNorm statistics of `model` are then those of all processes together.
     """
-    if world() == 1:
+    if world_size() == 1:
         return model
     synchronise(model)
     device = next(model.parameters()).device
@@ -109,50 +109,50 @@ def replicated(model: nn.Module) -> nn.Module:
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The processes' tensors (B, …) one after the other, (world · B, …), with gradients to all of them."""
-    return collectives.gather(tensor) if world() > 1 else tensor
+    return collectives.gather(tensor) if world_size() > 1 else tensor
 
 
-def gathered_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
+def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` rows of a whole of which `rows` are those of this process's `share`; without gradients."""
-    if world() == 1:
+    if world_size() == 1:
         return rows
-    parts = [torch.empty_like(rows) for _ in range(world())]
+    parts = [torch.empty_like(rows) for _ in range(world_size())]
     dist.all_gather(parts, rows.contiguous())
     return torch.cat(parts)[:count]
 
 
 def share(items: Sequence[Item]) -> list[Item]:
     """This process's part of a whole: equally many in all processes, for which the last begin again with the first."""
-    each = -(-len(items) // world())
+    each = -(-len(items) // world_size())
     return [items[place % len(items)] for place in range(rank() * each, (rank() + 1) * each)]
 
 
 def share_of_batch(batch: Sequence[Item]) -> Sequence[Item]:
     """This process's part of a batch, whose size all processes together divide."""
-    each = len(batch) // world()
+    each = len(batch) // world_size()
     return batch[rank() * each:(rank() + 1) * each]
 
 
-def from_main(work: Callable[[], Item]) -> Item:
+def broadcast_from_main(work: Callable[[], Item]) -> Item:
     """What `work` gives, which the main process alone does, in every process."""
-    if world() == 1:
+    if world_size() == 1:
         return work()
     things = [work() if is_main() else None]
     dist.broadcast_object_list(things, src=0)
     return things[0]
 
 
-def of_all(thing: Item) -> list[Item]:
+def all_gather_object(thing: Item) -> list[Item]:
     """What each process has, in their order."""
-    things = [thing] * world()
-    if world() > 1:
+    things = [thing] * world_size()
+    if world_size() > 1:
         dist.all_gather_object(things, thing)
     return things
 
 
-def anywhere(*are_so: bool) -> list[bool]:
+def any_rank(*are_so: bool) -> list[bool]:
     """Whether each of these is so in any process."""
-    if world() == 1:
+    if world_size() == 1:
         return list(are_so)
     flags = torch.tensor(are_so, dtype=torch.uint8)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -161,11 +161,11 @@ def anywhere(*are_so: bool) -> list[bool]:
 
 def check_agreement(what: str, seen: object) -> None:
     """Raise `UserError` where the processes do not all see the same, such as those of machines with files of their own."""
-    if any(other != seen for other in of_all(seen)):
+    if any(other != seen for other in all_gather_object(seen)):
         raise UserError(f"The processes do not see the same: {what} differs between them; give them all the same files, on a "
                         "file system that the machines share.")
 
 
 def wait_for_all() -> None:
     """Go on when all processes are here."""
-    of_all(None)
+    all_gather_object(None)

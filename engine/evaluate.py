@@ -12,7 +12,7 @@ from demo_sdtps.config import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserEr
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import batches, test_loader
-from demo_sdtps.engine.distributed import from_main, gathered_rows, share
+from demo_sdtps.engine.distributed import all_gather_rows, broadcast_from_main, share
 from demo_sdtps.engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.reranking import k_reciprocal
 from demo_sdtps.engine.runtime import choose_precision, inference
@@ -46,24 +46,24 @@ class TestData:
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
-    """The distinct samples of query and gallery, which are the same pictures in some data sets.
+    """The distinct samples of query and gallery, which are the same images in some data sets.
 
-    Raises `UserError` where no query has a match, and, where pictures are kept in memory, for one that cannot be read.
+    Raises `UserError` where no query has a match, and, where images are kept in memory, for one that cannot be read.
     """
     places = defaultdict(set)
     for sample in gallery:
-        places[sample.identity].add(getattr(sample, place_name(cfg)))
-    matched = sum(1 for sample in query if places[sample.identity] - {getattr(sample, place_name(cfg))})
+        places[sample.identity].add(getattr(sample, exclude_key(cfg)))
+    matched = sum(1 for sample in query if places[sample.identity] - {getattr(sample, exclude_key(cfg))})
     if not matched:
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-                        f"identity with another {place_name(cfg)}), so nothing can be scored; check the test split.")
+                        f"identity with another {exclude_key(cfg)}), so nothing can be scored; check the test split.")
     place = {sample: index for index, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(place)
     return TestData(samples, torch.tensor([place[s] for s in query]), torch.tensor([place[s] for s in gallery]),
                     test_loader(cfg, share(samples)), matched)
 
 
-def doubts(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
+def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
     """What is probably not meant in the data, though training and evaluation can go on: a sentence each."""
     said = []
     known = {sample.identity for sample in train}
@@ -72,7 +72,7 @@ def doubts(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
                     "not those of unseen ones; leave them out of one, or renumber them if they are others.")
     if unmatched := len(data.query) - data.matched:
         said.append(f"WARNING: {unmatched} of {len(data.query)} queries have no match in the gallery (the same identity with "
-                    f"another {place_name(cfg)}) and are not scored, as the field does it.")
+                    f"another {exclude_key(cfg)}) and are not scored, as the field does it.")
     return said
 
 
@@ -86,7 +86,7 @@ def extract_features(model: DeMo, loader: DataLoader) -> dict[int, torch.Tensor]
 
 def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]],
                   total: int | None = None) -> list[dict[int, torch.Tensor]]:
-    """`extract_features` for several cases of missing modalities; the trunk sees every image once all the same.
+    """`extract_features` for several cases of missing modalities; the backbone sees every image once all the same.
 
     With `total` the loader has this process's share of so many samples, and the features are those of all of them.
 
@@ -99,13 +99,13 @@ def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str
     with inference(model, choose_precision(model.test_amp, device)):
         for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
             images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
-            for found, patterns in zip(parts, model.patterns_of_cases(images, cameras.to(device), cases), strict=True):
+            for found, patterns in zip(parts, model.extract_features(images, cameras.to(device), cases), strict=True):
                 widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
                 found.append(patterns[3].cpu())
     wholes = []
     while parts:  # freeing what has been joined: seven cases of a large data set take gigabytes
         whole = torch.cat(parts.pop(0))
-        wholes.append(whole if total is None else gathered_rows(whole, total))
+        wholes.append(whole if total is None else all_gather_rows(whole, total))
     if not all(whole.isfinite().all() for whole in wholes):
         raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
                         "weights, or train with a lower SOLVER.BASE_LR.")
@@ -116,13 +116,13 @@ def extract_cases(model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str
 def evaluate(cfg: CfgNode, model: DeMo, data: TestData) -> dict[int, Ranking]:
     """The ranking of each return pattern. Raises `UserError` where no query has a match."""
     features = extract_cases(model, data.loader, [model.missing], len(data.samples))[0]
-    return from_main(lambda: _rank_patterns(cfg, features, data))
+    return broadcast_from_main(lambda: _rank_patterns(cfg, features, data))
 
 
 def evaluate_missing(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
     """The ranking of each return pattern for complete triplets and for every case of missing modalities, by case."""
     by_case = extract_cases(model, data.loader, list(CASES.values()), len(data.samples))
-    return from_main(lambda: {name: _rank_patterns(cfg, features, data)
+    return broadcast_from_main(lambda: {name: _rank_patterns(cfg, features, data)
                               for name, features in zip(CASES, by_case, strict=True)})
 
 
@@ -135,7 +135,7 @@ def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranki
     sides = (data.query, data.gallery)
     query, gallery = (_normalised(cfg, features, side) for side in sides)
     ids, cams, scenes = ([data.labels(name, side) for side in sides] for name in ("identity", "camera", "scene"))
-    if place_name(cfg) != "scene":
+    if exclude_key(cfg) != "scene":
         scenes = (None, None)
     labels = (*ids, *cams)
     if cfg.TEST.RE_RANKING == "yes":
@@ -152,7 +152,7 @@ def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen
     return squared_distances(query[chosen], gallery)
 
 
-def place_name(cfg: CfgNode) -> str:
+def exclude_key(cfg: CfgNode) -> str:
     """What the data set's protocol leaves out of a query's gallery beside its identity: camera or scene (docs/method.md)."""
     return "scene" if reader_of(cfg).by_scene else "camera"
 

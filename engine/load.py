@@ -29,8 +29,8 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     load_weights(cfg, model, checkpoint)
     found = read_splits(cfg, splits)
     cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
-    if model.trunk.camera_embedding is not None and cameras > len(model.trunk.camera_embedding):
-        raise UserError(f"The weights {checkpoint.path} know {len(model.trunk.camera_embedding)} cameras, but "
+    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
+        raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
                         f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:

@@ -19,7 +19,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model
-from demo_sdtps.engine.distributed import anywhere, check_agreement, is_main, of_all, rank, world
+from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
 from demo_sdtps.engine.meter import Meter
 from demo_sdtps.engine.output import BEST, LAST, PREVIOUS, scalar_board, write_records
 from demo_sdtps.engine.resume import Resumed
@@ -27,6 +27,7 @@ from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.engine.state import fingerprint, random_states, set_random_states
 from demo_sdtps.engine.stop import StopNow, Stopped, StopRequest
 from demo_sdtps.engine.watch import LossWatch, check_weights
+from demo_sdtps.modeling.weights import current_names
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Training(ABC):
 def run_training(training: Training, output: Path, resumed: Resumed | None = None) -> list[dict]:
     """Train to SOLVER.MAX_EPOCHS, from the beginning or from where a run was → the records of metrics.json, one per epoch.
 
-    Raises `UserError` for a picture that cannot be read, a loss that is no longer finite, and a file that cannot be written;
+    Raises `UserError` for an image that cannot be read, a loss that is no longer finite, and a file that cannot be written;
     `Stopped` where SIGTERM asked for it. However it ends, the loading processes end with it.
     """
     first = resumed.state["epoch"] + 1 if resumed else None
@@ -141,7 +142,7 @@ class Loop:
             self._train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
-            (is_stopped,) = anywhere(self.stop.is_there)
+            (is_stopped,) = any_rank(self.stop.requested)
             if is_last or is_stopped or self.epoch % solver.CHECKPOINT_PERIOD == 0:
                 self._save()
             if is_stopped and not is_last:
@@ -158,7 +159,7 @@ class Loop:
             raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
                             f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
                             "it began; put them back, or start another run.")
-        fill_model(training.model, state["model"], resumed.path)
+        fill_model(training.model, current_names(state["model"]), resumed.path)
         for name, module in training.modules.items():
             module.load_state_dict(state[name])
         for optimizer, own in zip(training.optimizers, state["optimizers"], strict=True):
@@ -168,9 +169,9 @@ class Loop:
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.of_state(state["meter"], training.device)
         states = state["random"]
-        if len(states) != world():
+        if len(states) != world_size():
             logger.warning("the run had %d processes and goes on with %d: what they draw differs from then on", len(states),
-                           world())
+                           world_size())
         set_random_states(states[rank() % len(states)])
 
     def _train_epoch(self) -> None:
@@ -188,7 +189,7 @@ class Loop:
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
                 bar.set_postfix_str(training.brief(self.meter.means()))
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
-            is_stopped, is_due = anywhere(self.stop.is_there, is_due)
+            is_stopped, is_due = any_rank(self.stop.requested, is_due)
             if is_stopped or is_due:
                 self._save()
             if is_stopped:
@@ -213,7 +214,7 @@ class Loop:
     def _finish_epoch(self) -> None:
         """The record of an epoch whose steps are done, with its evaluation, and the best checkpoint."""
         epoch, training = self.epoch + 1, self.training
-        self.watch.settle()
+        self.watch.flush()
         means = self.meter.means() | {"lr": training.rate}
         logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, training.summary(means), means["lr"],
                     means["rate"], training.unit, 100 * means["waited"])
@@ -232,7 +233,7 @@ class Loop:
         before = random_states()
         try:
             # Several processes finish it together: one that left would keep the others waiting.
-            with self.stop.at_once() if world() == 1 else nullcontext():
+            with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
                 return self.training.evaluate(epoch)
         except StopNow:
             set_random_states(before)
@@ -252,9 +253,9 @@ class Loop:
     def _save(self) -> None:
         """last.pth, from which the run can go on; the one before stays until it is whole, and beside it."""
         training = self.training
-        self.watch.settle()
+        self.watch.flush()
         check_weights(training.model, self.epoch + bool(self.step))
-        states = of_all(random_states())
+        states = all_gather_object(random_states())
         self.saved = time.monotonic()
         if not is_main():
             return

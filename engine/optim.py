@@ -15,7 +15,7 @@ IMAGENET_TRUNK_LR_FACTOR = 0.8
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
     """The trainable parameters by (learning rate, weight decay): few groups, so that fused updates have much to fuse."""
-    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.trunk.is_clip))
+    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.backbone.is_clip))
 
 
 def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
@@ -34,8 +34,8 @@ def _rate_and_decay(cfg: CfgNode, name: str, is_clip: bool) -> tuple[float, floa
     decay = solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
     if solver.LARGE_FC_LR and ".classifier." in name:
         rate = 2 * solver.BASE_LR
-    # CLIP's camera embedding is a new layer; ImageNet's belongs to the trunk.
-    if name.startswith("trunk.vit." if is_clip else "trunk."):
+    # CLIP's camera embedding is a new layer; ImageNet's belongs to the backbone.
+    if name.startswith("backbone.vit." if is_clip else "backbone."):
         rate = CLIP_TRUNK_LR if is_clip else IMAGENET_TRUNK_LR_FACTOR * solver.BASE_LR
     return rate, decay
 
@@ -56,7 +56,7 @@ def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.o
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:
     """timm's cosine with warm-up and noise; call `step(epoch)` before each epoch from 1.
 
-    The floor and the start of the warm-up are absolute, the same for every group, as in the published runs: CLIP's trunk
+    The floor and the start of the warm-up are absolute, the same for every group, as in the published runs: CLIP's backbone
     therefore starts above its final rate.
     """
     solver = cfg.SOLVER

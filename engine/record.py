@@ -31,7 +31,7 @@ HOW = {Stopped: STOPPED, KeyboardInterrupt: INTERRUPTED}
 
 
 @contextmanager
-def recorded(output: Path, cfg: CfgNode, device: torch.device, resumed: "Resumed | None" = None) -> Iterator[None]:
+def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: "Resumed | None" = None) -> Iterator[None]:
     """Keep run.json in `output` while the run inside goes on: status, and seconds once it has ended, well or not.
 
     Apart from metrics.json, which holds nothing but what the seed decides. A run that goes on keeps what was recorded when

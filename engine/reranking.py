@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: neighbours that two pictures share say more than the distance between them (docs/method.md).
+"""k-reciprocal re-ranking: neighbours that two images share say more than the distance between them (docs/method.md).
 
 Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. N stands for the samples
 of query and gallery together, K for k1 + 1, H for round(k1 / 2) + 1.
@@ -32,7 +32,7 @@ class Distances:
     """Squared Euclidean distances of normalised samples (N, D) to all, by rows: `distances[rows]` is (rows, N) float32, ≥ 0,
     not to be changed.
 
-    Computed between distinct samples: of a picture that is in query and gallery both, each is exactly 0 from the other and as
+    Computed between distinct samples: of an image that is in query and gallery both, each is exactly 0 from the other and as
     far from any sample, however a processor adds up (to the last bit but for sets too large to be kept). Where all are there
     twice, half the products suffice, or a quarter. As 2 - 2·cosine: features of length 0 count as unlike all others.
     """

@@ -16,7 +16,7 @@ from demo_sdtps.engine.output import CONFIG, LAST, PREVIOUS, check_output
 from demo_sdtps.engine.state import STATE
 from demo_sdtps.modeling.weights import LOAD_ERRORS
 
-HARMLESS = (
+RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # where the run is
     "DATASETS.ROOT_DIR",  # where the data are; that they are the same ones is looked at besides
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how they are read
@@ -99,7 +99,7 @@ def check_config(cfg: CfgNode, found: Resumed) -> list[str]:
     advice = "choose another OUTPUT_DIR, or start the run again with --overwrite and without RESUME"
     before = _flat(parse_yaml(found.state["config"], f"The configuration in {found.path}", advice, advice))
     now = _flat(yaml.safe_load(cfg.dump()))
-    different = [key for key in sorted({**before, **now}) if key not in HARMLESS and before.get(key) != now.get(key)]
+    different = [key for key in sorted({**before, **now}) if key not in RESUMABLE_KEYS and before.get(key) != now.get(key)]
     others = [key for key in different if key != LENGTH]
     if others:
         key = others[0]
@@ -138,7 +138,7 @@ def _is_the_same(cfg: CfgNode, path: Path) -> bool:
     except UserError:  # it is no run's
         return False
     now = _flat(yaml.safe_load(cfg.dump()))
-    return all(before.get(key) == now.get(key) for key in {**before, **now} if key not in HARMLESS)
+    return all(before.get(key) == now.get(key) for key in {**before, **now} if key not in RESUMABLE_KEYS)
 
 
 def _flat(content: Mapping) -> dict[str, object]:

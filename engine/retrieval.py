@@ -42,8 +42,8 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
                              "are finite.")
         ahead_of_captions[start:start + rows] += (block >= best[start:start + rows, None]).count_nonzero(dim=1)
         ahead_of_images += (block >= own).count_nonzero(dim=0)
-    measures = {f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
-                for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
+    measures = {f"{way} R@{k}": 100 * (prefetch < k).double().mean().item()
+                for way, prefetch in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
     return measures | {"rSum": sum(measures.values())}
 
 

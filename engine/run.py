@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.files import written_whole
+from demo_sdtps.config.files import atomic_write
 from demo_sdtps.engine.distributed import is_main, wait_for_all
 from demo_sdtps.engine.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
-from demo_sdtps.engine.record import recorded
+from demo_sdtps.engine.record import track_run
 from demo_sdtps.engine.resume import Resumed
 from demo_sdtps.engine.runtime import log_to
 from demo_sdtps.engine.stop import Stopped
@@ -35,11 +35,11 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
     if resumed and resumed.path.name == PREVIOUS and (output / LAST).exists():
         # Out of the way: the next save would keep it in place of the good one.
         os.replace(output / LAST, output / DAMAGED)
-    with written_whole(output / CONFIG) as temporary:
+    with atomic_write(output / CONFIG) as temporary:
         temporary.write_text(cfg.dump(), encoding="utf-8")
     with log_to(output):
         try:
-            with recorded(output, cfg, device, resumed):
+            with track_run(output, cfg, device, resumed):
                 if resumed:
                     for warning in resumed.warnings:
                         logger.warning("%s", warning)

@@ -57,14 +57,14 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Inside, `model` evaluates, without gradients, its trunk with weights held in `precision` (None: as they are)."""
-    trunk = model.trunk
+    """Inside, `model` evaluates, without gradients, its backbone with weights held in `precision` (None: as they are)."""
+    backbone = model.backbone
     with evaluating(model):
         try:
-            model.trunk = trunk.held_in(precision) if precision else trunk
+            model.backbone = backbone.cast_for_inference(precision) if precision else backbone
             yield
         finally:
-            model.trunk = trunk
+            model.backbone = backbone
 
 
 @contextmanager
@@ -80,12 +80,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def compile_model(model: DeMo, device: torch.device) -> None:
-    """Compile the model's trunk on `device` (MODEL.COMPILE). Raises `UserError` without the C++ compiler that CPUs need."""
+    """Compile the model's backbone on `device` (MODEL.COMPILE). Raises `UserError` without the C++ compiler that CPUs need."""
     missing = missing_for_compilation() if device.type == "cpu" else None
     if missing:
         raise UserError(f"MODEL.COMPILE is True, but there is no {missing}, which torch.compile needs on a CPU; install it, or "
                         "set MODEL.COMPILE to False.")
-    model.trunk.compile_blocks()
+    model.backbone.compile_blocks()
 
 
 def missing_for_compilation() -> str | None:

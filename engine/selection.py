@@ -25,27 +25,27 @@ class Quality:
 
     `cases` has by case and modality that is present: "base_rate", the share of all patches in the foreground; "kept", that of
     the kept patches; and the average precision of each of DETECTORS, without those that are missing. `random_order` is the
-    average precision to expect of patches in random order. `alike` is the mean cosine of the globals of two different pictures,
-    by modality: near 1 a global says next to nothing of its picture, and guides no better than a constant. `left_out` of the
-    `pictures` have no patch in the foreground and do not count in average precisions.
+    average precision to expect of patches in random order. `mean_global_cosine` is the mean cosine of the globals of two
+    different images, by modality: near 1 a global says next to nothing of its image, and guides no better than a constant.
+    `left_out` of the `images` have no patch in the foreground and do not count in average precisions.
     """
 
     cases: dict[str, dict[str, dict[str, float]]]
     random_order: float
-    alike: dict[str, float]
-    pictures: int
+    mean_global_cosine: dict[str, float]
+    images: int
     left_out: int
 
 
 @torch.no_grad()
 def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor) -> Quality:
-    """Complete triplets and every case of missing modalities; the trunk sees every picture once.
+    """Complete triplets and every case of missing modalities; the backbone sees every image once.
 
-    foreground (pictures, N) bool: whether a patch, in the trunk's order, is in it; pictures in the loader's order, one for the
-    three of a triplet. Raises `UserError` for a picture that cannot be read, and for scores that are not finite.
+    foreground (images, N) bool: whether a patch, in the backbone's order, is in it; images in the loader's order, one for the
+    three of a triplet. Raises `UserError` for an image that cannot be read, and for scores that are not finite.
     """
     device = next(model.parameters()).device
-    numbers = defaultdict(list)  # one per picture, which is all that stays of a batch
+    numbers = defaultdict(list)  # one per image, which is all that stays of a batch
     sums = defaultdict(float)
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size), strict=True):
@@ -66,9 +66,10 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor)
     for (case, modality, name), parts in numbers.items():
         cases[case][modality][name] = torch.cat(parts).nanmean().item()  # NaN is the average precision of what is left out
     count = len(foreground)
-    # Of all ordered pairs, without those of a picture with itself.
-    alike = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1)) for modality, total in sums.items()}
-    return Quality(cases, random_order(foreground), alike, count, int((~foreground.any(dim=1)).sum()))
+    # Of all ordered pairs, without those of an image with itself.
+    cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
+               for modality, total in sums.items()}
+    return Quality(cases, random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()))
 
 
 def selected_by(model: DeMo, seen: tuple[ByModality, ByModality],
@@ -85,7 +86,7 @@ def selected_by(model: DeMo, seen: tuple[ByModality, ByModality],
         for modality, module in sparse.items():
             watching.enter_context(module.register_forward_pre_hook(
                 lambda _, inputs, modality=modality: given.update({modality: inputs})))
-        masks = model.slim(*seen, missing)[1]
+        masks = model.select_tokens(*seen, missing)[1]
     present = [modality for modality in MODALITIES if modality not in missing]
     scores = {}
     for modality in present:

@@ -17,7 +17,7 @@ class StopRequest:
     """Whether SIGTERM has come while `listening`."""
 
     def __init__(self):
-        self.is_there = self.is_urgent = False
+        self.requested = self.is_urgent = False
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
@@ -32,17 +32,17 @@ class StopRequest:
             signal.signal(signal.SIGTERM, before)
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interrupt_immediately(self) -> Iterator[None]:
         """Inside, a request raises `StopNow`, one that has been there before too."""
         self.is_urgent = True
         try:
-            if self.is_there:
+            if self.requested:
                 raise StopNow
             yield
         finally:
             self.is_urgent = False
 
     def _note(self, *_: object) -> None:
-        self.is_there = True
+        self.requested = True
         if self.is_urgent:
             raise StopNow

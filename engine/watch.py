@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.distributed import is_main, world
+from demo_sdtps.engine.distributed import is_main, world_size
 
 RECENT = 5
 """Finite losses that are told."""
@@ -26,7 +26,7 @@ class LossWatch:
     """Raises `UserError` for the first loss that is not finite, with its step and the files of its batch.
 
     A GPU is asked for a copy and not waited for, as reading a number there makes the CPU wait for all that came before: the
-    copy is looked at in a later step, when it has come. It still knows its own step, and `settle`, to be called before
+    copy is looked at in a later step, when it has come. It still knows its own step, and `flush`, to be called before
     anything is saved, waits for all.
     """
 
@@ -49,13 +49,13 @@ class LossWatch:
     def _has_come(self) -> bool:
         """Whether the oldest loss can be looked at; several processes must all look in the same step."""
         arrival = self.pending[0][3]
-        if arrival is not None and world() > 1:
+        if arrival is not None and world_size() > 1:
             if is_late := len(self.pending) > LAG:
                 arrival.synchronize()
             return is_late
         return arrival is None or arrival.query()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Look at all losses, those still on their way too."""
         while self.pending:
             if arrival := self.pending[0][3]:

@@ -1,4 +1,4 @@
-"""What is computed: the trunk, PIFE, SDTPS, the heads, the losses, and weights in and out."""
+"""What is computed: the backbone, PIFE, SDTPS, the heads, the losses, and weights in and out."""
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names

@@ -1,4 +1,4 @@
-"""The model: one trunk for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
+"""The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 from collections.abc import Sequence
 
 import torch
@@ -7,13 +7,13 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.modeling.trunk import Trunk
 
 ENHANCED = ("sdtps", "moe")
-"""Features that a module makes of the trunk's, in the order of training pairs and of return pattern 2."""
+"""Features that a module makes of the backbone's, in the order of training pairs and of return pattern 2."""
 
 ByModality = dict[str, torch.Tensor]
 
@@ -46,10 +46,10 @@ class DeMo(nn.Module):
         self.num_class, self.camera_num = num_class, camera_num
         self.missing, self.test_amp = missing_modalities(cfg.TEST.MISS), cfg.TEST.AMP
         self.after_neck = cfg.TEST.NECK_FEAT == "after"
-        self.trunk = Trunk(cfg, camera_num)
-        width = self.trunk.width
+        self.backbone = Backbone(cfg, camera_num)
+        width = self.backbone.width
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
-        self.sdtps = _build_sdtps(cfg, self.trunk) if cfg.MODEL.USE_SDTPS else None
+        self.sdtps = _build_sdtps(cfg, self.backbone) if cfg.MODEL.USE_SDTPS else None
         self.hdm = HDM(width) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD) if cfg.MODEL.ATM else None
         self.guide_missing = cfg.MODEL.SDTPS_GUIDE_MISSING
@@ -61,7 +61,7 @@ class DeMo(nn.Module):
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
         self.pair_weights = tuple(cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths)
         if cfg.MODEL.FROZEN:
-            self.trunk.vit.requires_grad_(False)
+            self.backbone.vit.requires_grad_(False)
 
     def forward(self, images: ByModality, cam_label: torch.Tensor,
                 return_pattern: int = 3) -> tuple[torch.Tensor, ...] | torch.Tensor:
@@ -74,32 +74,32 @@ class DeMo(nn.Module):
 
     def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
         """All three return patterns from one pass: 1 original (B, 3C), 2 enhanced, 3 both."""
-        return self.patterns_of_cases(images, cam_label, [self.missing])[0]
+        return self.extract_features(images, cam_label, [self.missing])[0]
 
-    def patterns_of_cases(self, images: ByModality, cam_label: torch.Tensor,
+    def extract_features(self, images: ByModality, cam_label: torch.Tensor,
                           cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
         """The return patterns of several cases of missing modalities, whose images count as zeros."""
         return [self._patterns(*seen, case) for case, seen in zip(cases, self.encode_cases(images, cam_label, cases),
                                                                   strict=True)]
 
-    def features(self, patches: ByModality, globals_: ByModality,
+    def features(self, patches: ByModality, global_feats: ByModality,
                  missing: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features = {}
         if self.sdtps:
-            patches = self.slim(patches, globals_, missing)[0]  # HDM sees the slimmed tokens as well
+            patches = self.select_tokens(patches, global_feats, missing)[0]  # HDM sees the slimmed tokens as well
             features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in patches.values()], dim=-1)
         if self.hdm:
-            decoupled = self.hdm(patches, globals_)
+            decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
-        features |= {"original": torch.cat(list(globals_.values()), dim=-1)} if self.one_head else globals_
+        features |= {"original": torch.cat(list(global_feats.values()), dim=-1)} if self.one_head else global_feats
         return {name: feature.float() for name, feature in features.items()}
 
     def encode(self, images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, ByModality]:
-        """Trunk and PIFE: images of some or all modalities → their patch tokens (B, N, C) and globals (B, C)."""
+        """Backbone and PIFE: images of some or all modalities → their patch tokens (B, N, C) and globals (B, C)."""
         images = {modality: images[modality] for modality in MODALITIES if modality in images}
-        # One batch of 3B: the trunk does not know modalities.
-        tokens = self.trunk(torch.cat(list(images.values())), cam_label.repeat(len(images)))
+        # One batch of 3B: the backbone does not know modalities.
+        tokens = self.backbone(torch.cat(list(images.values())), cam_label.repeat(len(images)))
         patches, class_tokens = (dict(zip(images, part.chunk(len(images)), strict=True)) for part in tokens)
         return patches, self.pife(patches, class_tokens) if self.pife else class_tokens
 
@@ -107,7 +107,7 @@ class DeMo(nn.Module):
                      cases: Sequence[frozenset[str]]) -> list[tuple[ByModality, ByModality]]:
         """Patch tokens and globals in several cases of missing modalities, whose images count as zeros.
 
-        Every image passes through the trunk once, whatever the number of cases, and a zero image once per camera: nothing
+        Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
         before the enhancing modules mixes modalities.
         """
         present = {modality: image for modality, image in images.items() if any(modality not in case for case in cases)}
@@ -117,7 +117,7 @@ class DeMo(nn.Module):
         return [tuple({modality: (empty if modality in case else full)[modality] for modality in MODALITIES}
                       for full, empty in zip(seen, blank, strict=True)) for case in cases]
 
-    def slim(self, patches: ByModality, globals_: ByModality,
+    def select_tokens(self, patches: ByModality, global_feats: ByModality,
              missing: frozenset[str] = frozenset()) -> tuple[ByModality, ByModality]:
         """SDTPS: → slimmed tokens (B, N_c + 1, C) and decision masks (B, N), by modality.
 
@@ -125,7 +125,7 @@ class DeMo(nn.Module):
         """
         unguided = frozenset() if self.guide_missing else missing
         outputs = self.sdtps(*(patches[modality] for modality in MODALITIES),
-                             *(globals_[modality] for modality in MODALITIES),
+                             *(global_feats[modality] for modality in MODALITIES),
                              missing=tuple(modality in unguided for modality in MODALITIES))
         count = len(MODALITIES)
         return (dict(zip(MODALITIES, outputs[:count], strict=True)), dict(zip(MODALITIES, outputs[count:], strict=True)))
@@ -136,8 +136,8 @@ class DeMo(nn.Module):
         return tuple({modality: part[camera_of] for modality, part in tokens.items()}
                      for tokens in self.encode(blank, cameras))
 
-    def _patterns(self, patches: ByModality, globals_: ByModality, missing: frozenset[str]) -> dict[int, torch.Tensor]:
-        features = self.features(patches, globals_, missing)
+    def _patterns(self, patches: ByModality, global_feats: ByModality, missing: frozenset[str]) -> dict[int, torch.Tensor]:
+        features = self.features(patches, global_feats, missing)
         if self.after_neck:
             features = {name: self.heads[name].bottleneck(feature) for name, feature in features.items()}
         original = torch.cat([feature for name, feature in features.items() if name not in ENHANCED], dim=-1)
@@ -163,10 +163,10 @@ def missing_modalities(text: str) -> frozenset[str]:
     return frozenset(modality for modality in MODALITIES if modality[0].lower() in text)
 
 
-def _build_sdtps(cfg: CfgNode, trunk: Trunk) -> MultiModalSDTPS:
+def _build_sdtps(cfg: CfgNode, backbone: Backbone) -> MultiModalSDTPS:
     model = cfg.MODEL
     try:
-        return MultiModalSDTPS(trunk.width, trunk.num_patches, model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO,
+        return MultiModalSDTPS(backbone.width, backbone.num_patches, model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO,
                                model.SDTPS_USE_GUMBEL, model.SDTPS_GUMBEL_TAU, model.SDTPS_BETA,
                                gumbel_select=model.SDTPS_GUMBEL_SELECT)
     except ValueError as error:

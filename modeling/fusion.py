@@ -2,7 +2,7 @@
 
 HDM decouples them into one feature per subset of the modalities; ATMoE weighs the seven features by experts. Both are
 written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are not copied
-outside autocast: the trunk's patches are strided views, which torch.bmm takes as they are.
+outside autocast: the backbone's patches are strided views, which torch.bmm takes as they are.
 """
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class HDM(nn.Module):
     def __init__(self, width: int, dropout: float = 0.1):
         super().__init__()
         if width % HEAD_WIDTH:
-            raise UserError(f"MODEL.HDM is True, but the trunk's width {width} is no multiple of {HEAD_WIDTH}, the width of an "
+            raise UserError(f"MODEL.HDM is True, but the backbone's width {width} is no multiple of {HEAD_WIDTH}, the width of "
                             "attention head; choose another MODEL.TRANSFORMER_TYPE or set MODEL.HDM to False.")
         count = len(SUBSETS)
         self.heads, self.dropout = width // HEAD_WIDTH, dropout
@@ -50,7 +50,7 @@ class HDM(nn.Module):
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
 
-    def forward(self, patches: dict[str, torch.Tensor], globals_: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor]) -> torch.Tensor:
         """Patch tokens (B, N, C) and globals (B, C) by modality → features of the subsets (B, 7, C).
 
         As there is one query, which no input changes, keys and values need not be projected token by token: the scores
@@ -61,8 +61,8 @@ class HDM(nn.Module):
         matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
         query_weights, key_weights, value_weights = (matrices[part::3] for part in range(3))
         query_bias, _, value_bias = self.in_proj_bias.chunk(3, dim=1)
-        weights = self.attention(patches, globals_, self.keys(query_weights, query_bias, key_weights))
-        pooled = self.pool(weights, patches, globals_)
+        weights = self.attention(patches, global_feats, self.keys(query_weights, query_bias, key_weights))
+        pooled = self.pool(weights, patches, global_feats)
         values, sums = [], []
         for (subset, modalities), weight in zip(SUBSETS.items(), value_weights, strict=True):
             tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])  # sum() would add 0 first
@@ -82,13 +82,13 @@ class HDM(nn.Module):
             keys[subset] = (query.view(self.heads, 1, HEAD_WIDTH) @ self._by_head(key_weight)).squeeze(1)
         return keys
 
-    def attention(self, patches: dict[str, torch.Tensor], globals_: dict[str, torch.Tensor],
+    def attention(self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor],
                   keys: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
         """→ weights (B, heads, 1 + N) by (subset, modality), the global's first; without dropout a subset's sum to 1."""
         scores, weights = {}, {}
         for modality, subsets in HOLDERS.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
-            seen = torch.cat([F.linear(globals_[modality], key).unsqueeze(-1),
+            seen = torch.cat([F.linear(global_feats[modality], key).unsqueeze(-1),
                               torch.bmm(key.expand(len(tokens), -1, -1), tokens.transpose(1, 2))], dim=-1)
             scores |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
         for subset, modalities in SUBSETS.items():
@@ -98,12 +98,12 @@ class HDM(nn.Module):
         return weights
 
     def pool(self, weights: dict[tuple[str, str], torch.Tensor], patches: dict[str, torch.Tensor],
-             globals_: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+             global_feats: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
         """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
         pooled = {}
         for modality, subsets in HOLDERS.items():
             own = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
-            sums = torch.bmm(own[..., 1:], patches[modality]).add_(own[..., :1] * globals_[modality].unsqueeze(1))
+            sums = torch.bmm(own[..., 1:], patches[modality]).add_(own[..., :1] * global_feats[modality].unsqueeze(1))
             pooled |= {(subset, modality): part for subset, part in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)}
         return pooled
 
@@ -121,8 +121,8 @@ class ATMoE(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         if width % heads:
-            raise UserError(f"MODEL.HEAD is {heads}, which does not divide the trunk's width {width}; choose a divisor such as "
-                            f"{next(count for count in range(heads, 0, -1) if width % count == 0)}.")
+            raise UserError(f"MODEL.HEAD is {heads}, which does not divide the backbone's width {width}; choose a divisor such "
+                            f"as {next(count for count in range(heads, 0, -1) if width % count == 0)}.")
         count, self.heads, self.head_width = len(SUBSETS), heads, width // heads
         self.gate = nn.Sequential(nn.Linear(count * width, width), QuickGELU(), nn.BatchNorm1d(width))
         self.query = nn.Linear(width, width, bias=False)

@@ -1,4 +1,4 @@
-"""Pretrained weights into the trunk: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
+"""Pretrained weights into the backbone: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_TRUNK
-from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
 
 HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
@@ -22,12 +22,12 @@ HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
 
 CLIP, CLIP_PREFIX = "clip", "visual."
 
-RANDOM = "WARNING: MODEL.PRETRAIN_PATH_T is empty: the trunk starts from RANDOM weights, not pretrained ones"
+RANDOM = "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones"
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
-def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
-    """Fill the trunk from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
+def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
+    """Fill the backbone from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
 
     Returns a report, a warning where it has to be: how many tensors were loaded, resized and left at random. Raises
     `UserError` for a source that cannot be read, of which nothing fits, or which is another model's.
@@ -40,12 +40,12 @@ def load_pretrained(trunk: Trunk, transformer_type: str, source: str) -> str:
         # OpenAI's archive also holds the text tower, which has other names.
         found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
                      for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
-    expected = trunk.vit.state_dict()
+    expected = backbone.vit.state_dict()
     resized = []
-    if _can_be_resized(found.get("pos_embed"), expected["pos_embed"]) and not _has_grid(found["pos_embed"], trunk.grid_size):
-        found["pos_embed"] = resize_position(found["pos_embed"].float(), trunk.grid_size)
+    if _can_be_resized(found.get("pos_embed"), expected["pos_embed"]) and not _has_grid(found["pos_embed"], backbone.grid_size):
+        found["pos_embed"] = resize_position(found["pos_embed"].float(), backbone.grid_size)
         resized.append("pos_embed")
-    return fill(trunk.vit, found, transformer_type, source, resized, example)
+    return fill(backbone.vit, found, transformer_type, source, resized, example)
 
 
 def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str) -> str:
@@ -58,10 +58,10 @@ def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequ
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
-                        f"(it holds {example}, …); give weights of this trunk, 'hub', or '' for random ones.")
+                        f"(it holds {example}, …); give weights of this backbone, 'hub', or '' for random ones.")
     if reason := _other_model(found, expected):
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
-                        "give weights of this trunk, or set MODEL.TRANSFORMER_TYPE to theirs.")
+                        "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs.")
     missing = sorted(expected.keys() - found.keys())
     reshaped = sorted(expected.keys() & found.keys() - fitting.keys())
     model.load_state_dict(fitting, strict=False)
@@ -120,8 +120,8 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
     Raises `UserError` for a file that is missing or none of these.
     """
     if not path.is_file():
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the trunk's weights, 'hub', or '' for "
-                        "random ones.")
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, 'hub', or '' "
+                        "for random ones.")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)

@@ -49,17 +49,17 @@ def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weig
     return (1 - 2 * beta) * predicted + beta * sum(weight * seen for weight, seen in zip(weights, guidance))  # noqa: B905 (3.8)
 
 
-def guides_of(index: int, globals_: tuple[torch.Tensor, ...],
+def guides_of(index: int, global_feats: tuple[torch.Tensor, ...],
               missing: tuple[bool, ...]) -> tuple[torch.Tensor, tuple[float, ...]]:
     """The guides of one modality, the others and then its own, and their weights: globals_ M·(B, C) → (M, B, C), M numbers.
 
-    The own global counts twice. A missing modality's global, that of an empty picture, does not guide the others; the weights
+    The own global counts twice. A missing modality's global, that of an empty image, does not guide the others; the weights
     that remain grow so that the guidance keeps its share of the score.
     """
-    others = [other for other in range(len(globals_)) if other != index]
+    others = [other for other in range(len(global_feats)) if other != index]
     weights = [*(0.0 if missing[other] else 1.0 for other in others), 2.0]
-    whole = len(globals_) + 1.0
-    return torch.stack([globals_[i] for i in (*others, index)]), tuple(weight * whole / sum(weights) for weight in weights)
+    whole = len(global_feats) + 1.0
+    return torch.stack([global_feats[i] for i in (*others, index)]), tuple(weight * whole / sum(weights) for weight in weights)
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
@@ -243,11 +243,11 @@ class MultiModalSDTPS(nn.Module):
         if any(tokens.shape[1] != self.num_patches for tokens in patches):
             raise ValueError(f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
                              f"for {self.num_patches}.")
-        globals_ = (RGB_global, NI_global, TI_global)
+        global_feats = (RGB_global, NI_global, TI_global)
         slimmed, masks = [], []
         for index, name in enumerate(STATE_NAMES):
             tokens = patches[index]
-            guided = guides_of(index, globals_, missing)
+            guided = guides_of(index, global_feats, missing)
             selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, *guided)
             aggregated = getattr(self, f"{name}_aggr")(selected, decision)
             slimmed.append(torch.cat([aggregated, extra], dim=1).to(tokens.dtype))

@@ -1,4 +1,4 @@
-"""Checkpoint names: DeMo's, and ours, which are timm's inside the trunk (docs/method.md)."""
+"""Checkpoint names: DeMo's, and ours, which are timm's inside the backbone (docs/method.md)."""
 import pickle
 import re
 import struct
@@ -18,9 +18,9 @@ CONTAINERS = ("model", "state_dict")
 """Keys under which training code keeps the weights proper."""
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"
-"""A key that only DeMo's CLIP trunk has; its ImageNet trunk has timm's names."""
+"""A key that only DeMo's CLIP backbone has; its ImageNet backbone has timm's names."""
 
-# Parts of names in DeMo's CLIP trunk (below BACKBONE.base.) and in timm's.
+# Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
 CLIP_NAMES = (
     ("conv1.", "patch_embed.proj."),
     ("class_embedding", "cls_token"),
@@ -40,20 +40,26 @@ CLIP_PROJECTION = ("proj", "head.weight")
 
 GATE_NAMES = {"linear_re.": "gate.", "q_.": "query.", "k_.": "key."}
 
-PARTS = ("trunk", "pife", "sdtps", "hdm", "atmoe", "heads")
+PARTS = ("backbone", "pife", "sdtps", "hdm", "atmoe", "heads")
 """What our names begin with."""
 
 PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
 HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
 
 
+def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Weights under the names of this version: checkpoints of version 0.1 call the backbone "trunk"."""
+    return {re.sub(r"^trunk\.", "backbone.", name): tensor for name, tensor in weights.items()}
+
+
 def tensors_of(content: object) -> Weights:
-    """The named tensors of what a file held, under a `CONTAINERS` key or not, without the `module.` of DataParallel."""
+    """The named tensors of what a file held, under a `CONTAINERS` key or not, without the `module.` of DataParallel, under
+    their current names."""
     if not isinstance(content, Mapping):
         return {}
     content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
-    return {name.removeprefix("module."): value for name, value in content.items()
-            if isinstance(name, str) and isinstance(value, torch.Tensor) and _is_stored(value)}
+    return current_names({name.removeprefix("module."): value for name, value in content.items()
+                          if isinstance(name, str) and isinstance(value, torch.Tensor) and _is_stored(value)})
 
 
 def _is_stored(tensor: torch.Tensor) -> bool:
@@ -74,7 +80,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    is_clip = f"trunk.vit.{CLIP_PROJECTION[1]}" in state_dict  # other trunks have no projection
+    is_clip = f"backbone.vit.{CLIP_PROJECTION[1]}" in state_dict  # other backbones have no projection
     return dict(_to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items())
 
 
@@ -113,12 +119,12 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
     if name in ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed"):
-        return "trunk.camera_embedding", tensor
+        return "backbone.camera_embedding", tensor
     if name.startswith("BACKBONE.base."):
         name = name.removeprefix("BACKBONE.base.")
         if is_clip:
             name, tensor = clip_to_timm(name, tensor)
-        return f"trunk.vit.{name}", tensor
+        return f"backbone.vit.{name}", tensor
     for theirs, ours in GATE_NAMES.items():
         name = name.replace(f"{FUSION}moe.gating_network.gate.{theirs}", f"atmoe.{ours}")
     stem, _, rest = name.partition(".")
@@ -131,10 +137,10 @@ def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, tor
 
 
 def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
-    if name == "trunk.camera_embedding":
+    if name == "backbone.camera_embedding":
         return ("BACKBONE.cv_embed" if is_clip else "BACKBONE.base.sie_embed"), tensor
-    if name.startswith("trunk.vit."):
-        name = name.removeprefix("trunk.vit.")
+    if name.startswith("backbone.vit."):
+        name = name.removeprefix("backbone.vit.")
         if is_clip:
             name, tensor = _timm_to_clip(name, tensor)
         return f"BACKBONE.base.{name}", tensor

@@ -1,6 +1,6 @@
-"""Pictures with captions in batches, for image-text matching.
+"""Images with captions in batches, for image-text matching.
 
-The loading processes see pictures alone: texts wait as tokens in the main process, where a batch is put together.
+The loading processes see images alone: texts wait as tokens in the main process, where a batch is put together.
 """
 import os
 import random
@@ -15,8 +15,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.loaders import collated_batches, first_error, loading, use_cache
-from demo_sdtps.datasets.pictures import ADVICE, decode
+from demo_sdtps.datasets.images import ADVICE, decode
+from demo_sdtps.datasets.loaders import collated_batches, first_error, loader_kwargs, use_cache
 from demo_sdtps.datasets.samplers import ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import Transform, crop_transform, resize_transform
 from demo_sdtps.seps.image_text import ImageTexts
@@ -37,15 +37,15 @@ class CaptionBatch:
     image_ids: torch.Tensor  # (B,) long: captions with one id are captions of one image
 
 
-class PictureDataset(Dataset):
-    """The pictures of samples as (sample's index, (3, H, W)); sample i shows the picture `paths[image_of[i]]`.
+class ImageDataset(Dataset):
+    """The images of samples as (sample's index, (3, H, W)); sample i shows the image `paths[image_of[i]]`.
 
     A key is an index, or (index, seed) where the transform draws its randomness from the seed.
     """
 
     def __init__(self, paths: Sequence[str], image_of: Sequence[int], transform: Transform, cache: bool):
         self.paths, self.image_of, self.transform = paths, image_of, transform
-        self.pictures = _decode_all(paths) if cache else None
+        self.images = _decode_all(paths) if cache else None
 
     def __len__(self) -> int:
         return len(self.image_of)
@@ -56,20 +56,20 @@ class PictureDataset(Dataset):
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[int, torch.Tensor] | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        image = self.image_of[index]
+        number = self.image_of[index]
         try:
-            picture = self.pictures[image] if self.pictures else _decode(self.paths[image])
+            image = self.images[number] if self.images else _decode(self.paths[number])
         except UserError as error:
             return error  # raised in a loading process it would arrive wrapped in that process's stack trace
         # A generator of the sample's own: another thread or process may load it.
         draw = () if seed is None else (random.Random(seed),)
-        return index, self.transform(picture, *draw)
+        return index, self.transform(image, *draw)
 
 
 class CaptionLoader(DataLoader):
-    """Loads the pictures of captions, whose tokens (and those of the images' long captions) it keeps for `batches`."""
+    """Loads the images of captions, whose tokens (and those of the images' long captions) it keeps for `batches`."""
 
-    def __init__(self, dataset: PictureDataset, captions: list[list[int]], long_captions: list[list[int]] | None, **options):
+    def __init__(self, dataset: ImageDataset, captions: list[list[int]], long_captions: list[list[int]] | None, **options):
         super().__init__(dataset, **options)
         self.captions, self.long_captions = captions, long_captions
 
@@ -86,20 +86,20 @@ def train_loader(cfg: CfgNode, split: ImageTexts, tokenizer) -> CaptionLoader:
     captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS)
     long_captions = split.long_captions and encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
     sampler = ShuffledBatchSampler(len(captions), batch_size, cfg.SOLVER.SEED)
-    cache = use_cache(cfg, split.paths, _pictures_of)
-    dataset = PictureDataset(split.paths, split.image_of, crop_transform(cfg), cache)
-    return CaptionLoader(dataset, captions, long_captions, batch_sampler=sampler, **loading(cfg, cache, collate))
+    cache = use_cache(cfg, split.paths, _images_of)
+    dataset = ImageDataset(split.paths, split.image_of, crop_transform(cfg), cache)
+    return CaptionLoader(dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, cache, collate))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """Every image of the split once, in order, without augmentation; for `image_batches`."""
-    cache = use_cache(cfg, split.paths, _pictures_of)
-    dataset = PictureDataset(split.paths, range(len(split.paths)), resize_transform(cfg), cache)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loading(cfg, cache, collate))
+    cache = use_cache(cfg, split.paths, _images_of)
+    dataset = ImageDataset(split.paths, range(len(split.paths)), resize_transform(cfg), cache)
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, cache, collate))
 
 
 def batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
-    """The loader's batches, the next always on its way. Raises `UserError` for a picture that cannot be read."""
+    """The loader's batches, the next always on its way. Raises `UserError` for an image that cannot be read."""
     for indices, images in collated_batches(loader):
         image_ids = [loader.dataset.image_of[index] for index in indices]
         captions = padded([loader.captions[index] for index in indices])
@@ -108,13 +108,13 @@ def batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
-    """The images (B, 3, H, W) of an `image_loader`. Raises `UserError` for a picture that cannot be read."""
+    """The images (B, 3, H, W) of an `image_loader`. Raises `UserError` for an image that cannot be read."""
     for _, images in collated_batches(loader):
         yield images
 
 
 def collate(items: list) -> tuple[list[int], torch.Tensor] | UserError:
-    """Indices and images (B, 3, H, W) of a batch; the first picture that cannot be read takes its place."""
+    """Indices and images (B, 3, H, W) of a batch; the first image that cannot be read takes its place."""
     if error := first_error(items):
         return error
     indices, images = zip(*items, strict=True)
@@ -142,18 +142,18 @@ def padded(token_lists: Iterable[Sequence[int]]) -> tuple[torch.Tensor, torch.Te
 
 
 def _decode(path: str) -> torch.Tensor:
-    """A picture as uint8 (3, H, W). Raises `UserError` naming a file that cannot be read."""
+    """An image as uint8 (3, H, W). Raises `UserError` naming a file that cannot be read."""
     try:
         return decode(path)
     except UserError as error:
         raise UserError(f"{str(error).removesuffix(ADVICE)}; replace it.") from None
 
 
-def _pictures_of(path: str) -> tuple[torch.Tensor]:
+def _images_of(path: str) -> tuple[torch.Tensor]:
     return (_decode(path),)
 
 
 def _decode_all(paths: Sequence[str]) -> list[torch.Tensor]:
-    """The decoded pictures, to be kept in memory."""
+    """The decoded images, to be kept in memory."""
     with ThreadPoolExecutor() as pool:
-        return list(progress(pool.map(_decode, paths), "reading pictures", len(paths), unit="picture"))
+        return list(progress(pool.map(_decode, paths), "reading images", len(paths), unit="image"))

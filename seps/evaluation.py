@@ -1,4 +1,4 @@
-"""Evaluation of SEPS (docs/seps.md): every picture and every caption is encoded once, then all pairs are compared."""
+"""Evaluation of SEPS (docs/seps.md): every image and every caption is encoded once, then all pairs are compared."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ from demo_sdtps.seps.model import SEPS
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """A split to evaluate: its pictures, its captions as numbers of words, and the equal parts that it is searched in."""
+    """A split to evaluate: its images, its captions as numbers of words, and the equal parts that it is searched in."""
 
     loader: DataLoader
     captions: list[list[int]]
     long_captions: list[list[int]] | None
-    """One for each picture."""
+    """One for each image."""
     image_of: torch.Tensor
-    """(captions,): the picture of each caption, by its place."""
+    """(captions,): the image of each caption, by its place."""
     folds: int
     batch: int
     """Texts that are encoded, and captions that are compared, together."""
@@ -43,17 +43,17 @@ def read_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -
     return splits
 
 
-def doubts(splits: Mapping[str, ImageTexts]) -> list[str]:
+def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
     """What is probably not meant in the data, though training and evaluation can go on: a sentence each."""
     shared = {name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")}
-    return [f"WARNING: {len(paths)} pictures are in training and {name}, the first {paths[0]}, so the figures are not those of "
+    return [f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
             "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
 
 
 def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
-    """What evaluation needs of a split. Raises `UserError` where its pictures do not make so many equal parts."""
+    """What evaluation needs of a split. Raises `UserError` where its images do not make so many equal parts."""
     if len(split.paths) % folds:
-        raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} pictures do not make so many equal parts; "
+        raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
                         "choose a number that divides them.")
     long = split.long_captions and encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
     return RetrievalData(image_loader(cfg, split), encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long,
@@ -67,13 +67,13 @@ def evaluate(model: SEPS, data: RetrievalData) -> dict[str, float]:
 
 def caption(cfg: CfgNode, data: RetrievalData) -> str:
     """What was searched, in a line: for the head of a table."""
-    pictures = len(data.loader.dataset)
-    folds = f", in {data.folds} parts of {pictures // data.folds} pictures" if data.folds > 1 else ""
-    return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {pictures} pictures, {len(data.captions)} captions{folds}"
+    images = len(data.loader.dataset)
+    folds = f", in {data.folds} parts of {images // data.folds} images" if data.folds > 1 else ""
+    return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {images} images, {len(data.captions)} captions{folds}"
 
 
 def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
-    """Similarities (pictures, captions) on the CPU; those across folds, which nothing asks for, are 0.
+    """Similarities (images, captions) on the CPU; those across folds, which nothing asks for, are 0.
 
     In float32. Raises `UserError` for similarities that are not finite, which could not be ranked.
     """
@@ -84,13 +84,13 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
         found = torch.zeros(len(tokens), len(words))
         with progress(total=len(words), desc="comparing", unit="caption") as bar:
             for fold in torch.arange(len(tokens)).chunk(data.folds):
-                pictures = slice(int(fold[0]), int(fold[-1]) + 1)
+                images = slice(int(fold[0]), int(fold[-1]) + 1)
                 inside = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
                 for block in _blocks(inside, words, data.batch):
                     dense = long and _padded([long[data.image_of[caption]] for caption in block])
-                    similarity = model.network(tokens[pictures], *_padded([words[caption] for caption in block]),
+                    similarity = model.network(tokens[images], *_padded([words[caption] for caption in block]),
                                                *(dense or (None, None)))
-                    found[pictures, block] = similarity.float().cpu()
+                    found[images, block] = similarity.float().cpu()
                     bar.update(len(block))
     if not found.isfinite().all():
         raise UserError("The similarities are not finite: the weights are damaged or their training diverged; use other "
@@ -99,9 +99,9 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
 
 
 def _encode_images(model: SEPS, loader: DataLoader) -> torch.Tensor:
-    """All pictures → tokens (pictures, N or 1 + N, C), on the model's device."""
+    """All images → tokens (images, N or 1 + N, C), on the model's device."""
     device = next(model.parameters()).device
-    loaded = progress(image_batches(loader), "encoding pictures", len(loader), unit="batch")
+    loaded = progress(image_batches(loader), "encoding images", len(loader), unit="batch")
     return torch.cat([model.encode_images(images.to(device, non_blocking=True)) for images in loaded])
 
 

@@ -1,4 +1,4 @@
-"""Pictures with captions, in the files that the field of image-text matching uses (VSE++, vse_infty, LAPS).
+"""Images with captions, in the files that the field of image-text matching uses (VSE++, vse_infty, LAPS).
 
 The layout is told in docs/data.md. Everything is checked here, once, so that training can trust it.
 """
@@ -57,23 +57,23 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
 
 
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
-    """The picture of each image id, on disk."""
+    """The image of each image id, on disk."""
     mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
     if not images.is_dir():
-        raise UserError(f"The folder {images} is missing{found_instead(images)}; put the pictures that {file} names there (a "
+        raise UserError(f"The folder {images} is missing{found_instead(images)}; put the images that {file} names there (a "
                         "link will do).")
     paths = []
     for image_id in order:
         if image_id not in mapping:
             raise UserError(f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
-                            "there with its picture, or remove its line and captions.")
-        picture = mapping[image_id]
-        if not isinstance(picture, str) or not _is_inside(picture):
-            raise UserError(f"{file}: the image {image_id!r} has the path {picture!r}, but it must be relative to {images} and "
+                            "there with its image, or remove its line and captions.")
+        image = mapping[image_id]
+        if not isinstance(image, str) or not _is_inside(image):
+            raise UserError(f"{file}: the image {image_id!r} has the path {image!r}, but it must be relative to {images} and "
                             "stay inside; correct it.")
-        path = os.path.join(images, picture)
+        path = os.path.join(images, image)
         if not os.path.isfile(path):
-            raise UserError(f"The picture {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
+            raise UserError(f"The image {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
                             f"image and its captions from {ids_file}.")
         paths.append(path)
     return tuple(paths)
@@ -92,7 +92,7 @@ def _mapping(file: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no valid JSON ({error}); correct it or make it anew.") from None
     if not isinstance(mapping, dict):
-        raise UserError(f'{file} must hold one JSON object, {{"id": "path of the picture in {IMAGES}/", …}}; make it anew.')
+        raise UserError(f'{file} must hold one JSON object, {{"id": "path of the image in {IMAGES}/", …}}; make it anew.')
     return mapping
 
 

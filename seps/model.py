@@ -1,4 +1,4 @@
-"""SEPS whole (docs/seps.md): the towers, and the network that compares every picture with every caption."""
+"""SEPS whole (docs/seps.md): the towers, and the network that compares every image with every caption."""
 import torch
 from torch import nn
 from yacs.config import CfgNode
@@ -11,7 +11,7 @@ Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Ten
 
 
 class SEPS(nn.Module):
-    """Pictures and captions to their similarities. Nothing is normalised before the network, which does it itself."""
+    """Images and captions to their similarities. Nothing is normalised before the network, which does it itself."""
 
     def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
         super().__init__()

@@ -22,7 +22,7 @@ from demo_sdtps.modeling.sdtps import (
 )
 from demo_sdtps.seps.aggregation import DualTokenAggregation
 from demo_sdtps.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
-from demo_sdtps.seps.relevance import HRPA, joined
+from demo_sdtps.seps.relevance import HRPA, concat
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory for what lies between the products of pairs that are merged together: on a CPU little, which stays in the cache, on a
@@ -149,7 +149,7 @@ class CrossSparseAggrNet(nn.Module):
         decisions = [select(score, self.keep, tau)[1] for score in scores]
         shares = sum(dropped_weights(score, decision) for score, decision in zip(scores, decisions, strict=True)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        found = joined(bests_of_merged(images, masks, text, tall), bests_of_single(images, shares, text))
+        found = concat(bests_of_merged(images, masks, text, tall), bests_of_single(images, shares, text))
         return self.hrpa.of_bests(found, text.counts), decisions
 
 

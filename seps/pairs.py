@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.seps.relevance import Bests, bests
+from demo_sdtps.seps.relevance import MaxSim, bests
 
 
 class Texts(NamedTuple):
@@ -58,15 +58,15 @@ def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[in
     return Texts(torch.where(counts.unsqueeze(-1), unit, unit[:, :1]), counts, lengths, words.sum(dim=1) / lengths.unsqueeze(1))
 
 
-def bests_of_merged(images: Images, masks: Sequence[torch.Tensor], text: Texts, tall: int) -> Bests:
+def bests_of_merged(images: Images, masks: Sequence[torch.Tensor], text: Texts, tall: int) -> MaxSim:
     """Merge what every caption keeps of every image and match it with the words: log masks (V, T, N) of each branch → the
     bests of words (V, T, L) and of merged tokens (V, T, N_c); `tall` images at a time."""
     parts = [_merged_bests(images.part(top, top + tall), [mask[top:top + tall] for mask in masks], text)
              for top in range(0, len(images.patches), tall)]
-    return Bests(*map(torch.cat, zip(*parts, strict=True)))
+    return MaxSim(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def bests_of_single(images: Images, shares: torch.Tensor, text: Texts) -> Bests:
+def bests_of_single(images: Images, shares: torch.Tensor, text: Texts) -> MaxSim:
     """The bests of words (V, T, L) and of tokens (V, T, 1 or 2) where these are the class token, if there is one, and the
     extra token, the mean of the dropped patches by their shares (T, V, N)."""
     extra = F.normalize(shares.transpose(0, 1) @ images.patches, dim=-1)
@@ -75,7 +75,7 @@ def bests_of_single(images: Images, shares: torch.Tensor, text: Texts) -> Bests:
     return bests(torch.cat(seen, dim=-1))
 
 
-def _merged_bests(images: Images, masks: Sequence[torch.Tensor], text: Texts) -> Bests:
+def _merged_bests(images: Images, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
     # Weights over all patches in place of gathered ones: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
     weights = sum((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
                   for logits, mask in zip(images.logits, masks, strict=True))

@@ -14,7 +14,7 @@ NEVER = -1000.0
 """What a masked cosine counts as: below all of them, so that it is never the best."""
 
 
-class Bests(NamedTuple):
+class MaxSim(NamedTuple):
     """Cosine of every word with its best token (..., L), and of every token with its best word (..., P)."""
 
     of_words: torch.Tensor
@@ -42,7 +42,7 @@ class HRPA(nn.Module):
         (B_v, 1). At least one token of an image must count; the others are no word's best and in neither list of bests."""
         return mask_xattn_one_text(patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k)
 
-    def of_bests(self, found: Bests, words: torch.Tensor) -> torch.Tensor:
+    def of_bests(self, found: MaxSim, words: torch.Tensor) -> torch.Tensor:
         """The bests of words (..., L), which count where `words` (..., L) is True, and of tokens (..., P) → (...)."""
         return relevance(found, words, None, self.relevance_mlp, self.top_k)
 
@@ -59,19 +59,19 @@ def mask_xattn_one_text(patch_features: torch.Tensor, word_features: torch.Tenso
     return relevance(bests(cosines, tokens), None, tokens, relevance_mlp, top_k).unsqueeze(-1)
 
 
-def bests(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> Bests:
+def bests(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> MaxSim:
     """The largest of every word's and of every token's cosines (..., L, P); tokens (..., P) are True for those that can be a
     word's best (None: all)."""
     among_tokens = cosines if tokens is None else cosines.masked_fill(~tokens.unsqueeze(-2), NEVER)
-    return Bests(among_tokens.amax(dim=-1), cosines.amax(dim=-2))
+    return MaxSim(among_tokens.amax(dim=-1), cosines.amax(dim=-2))
 
 
-def joined(some: Bests, others: Bests) -> Bests:
+def concat(some: MaxSim, others: MaxSim) -> MaxSim:
     """The bests of the same words and of both's tokens together."""
-    return Bests(torch.maximum(some.of_words, others.of_words), torch.cat([some.of_tokens, others.of_tokens], dim=-1))
+    return MaxSim(torch.maximum(some.of_words, others.of_words), torch.cat([some.of_tokens, others.of_tokens], dim=-1))
 
 
-def relevance(found: Bests, words: torch.Tensor | None = None, tokens: torch.Tensor | None = None,
+def relevance(found: MaxSim, words: torch.Tensor | None = None, tokens: torch.Tensor | None = None,
               relevance_mlp: nn.Module | None = None, top_k: int = 5) -> torch.Tensor:
     """The relevance of L words and P tokens by their bests (..., L) and (..., P) → (...).
 

@@ -1,4 +1,4 @@
-"""The two towers of SEPS (docs/seps.md): pictures to patch tokens by a timm model, captions to word vectors by a BERT."""
+"""The two towers of SEPS (docs/seps.md): images to patch tokens by a timm model, captions to word vectors by a BERT."""
 import re
 import sys
 from pathlib import Path
@@ -37,13 +37,13 @@ class ImageTower(nn.Module):
         self.projection = nn.Linear(self.tower.num_features, cfg.MODEL.EMBED_SIZE)
         try:
             tokens = self._count_tokens(cfg.INPUT.SIZE)
-        except (AssertionError, RuntimeError) as error:  # pictures of a size that this model does not take
+        except (AssertionError, RuntimeError) as error:  # images of a size that this model does not take
             raise _unbuildable(cfg, error) from None
         self.num_patches = tokens - getattr(self.tower, "num_prefix_tokens", 0)
         side = round(self.num_patches ** 0.5)
         if side * side != self.num_patches or side < 2:
             raise UserError(f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, but SEPS "
-                            "needs a square grid of at least 2×2; make the pictures square, or larger.")
+                            "needs a square grid of at least 2×2; make the images square, or larger.")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) where the model has a class token."""

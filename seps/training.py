@@ -1,4 +1,4 @@
-"""Training of SEPS (docs/seps.md): pictures with captions, their loss, and the searches that a run records."""
+"""Training of SEPS (docs/seps.md): images with captions, their loss, and the searches that a run records."""
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def train(cfg: CfgNode, model: SEPS, loader: DataLoader, dev: RetrievalData, tes
 
 
 class SEPSTraining(Training):
-    """Captions with their pictures; the loss has the alignment and the ratio of kept patches as its parts."""
+    """Captions with their images; the loss has the alignment and the ratio of kept patches as its parts."""
 
     unit = "captions"
     measured = ("loss", "align", "ratio", "lr")
@@ -108,7 +108,7 @@ def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> Non
 
 
 def _inputs(batch: CaptionBatch, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    """Pictures, captions, lengths, and long captions with theirs where there are any, on the device."""
+    """Images, captions, lengths, and long captions with theirs where there are any, on the device."""
     tensors = (batch.images, batch.captions, batch.lengths, batch.long_captions, batch.long_lengths)
     return tuple(tensor if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors)
 

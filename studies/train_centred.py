@@ -1,6 +1,6 @@
-"""train_net.py with guides that tell pictures apart: tokens and globals less their means over the batch, then the cosine.
+"""train_net.py with guides that tell images apart: tokens and globals less their means over the batch, then the cosine.
 
-An experiment of studies/diagnosis.yml, not a part of the method: the similarity of a picture depends on its batch.
+An experiment of studies/diagnosis.yml, not a part of the method: the similarity of an image depends on its batch.
 """
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys

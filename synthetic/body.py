@@ -62,8 +62,8 @@ class Build:
 
 @dataclass(frozen=True)
 class Pose:
-    """How a body stands in one picture: view, side faced (-1 left, 1 right), place of the crown (x, y) and the body's
-    height in units of the picture's height, lean in radians, and the angles in radians of the two
+    """How a body stands in one image: view, side faced (-1 left, 1 right), place of the crown (x, y) and the body's
+    height in units of the image's height, lean in radians, and the angles in radians of the two
     (hip, knee, shoulder, elbow) chains."""
 
     view: str
@@ -96,7 +96,7 @@ def random_build(rng: np.random.Generator) -> Build:
 def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
     """A pose in a detector's box: walking phase, view, size, and a box that is sometimes shifted or cut.
 
-    `aspect` is the picture's width by its height.
+    `aspect` is the image's width by its height.
     """
     view = VIEWS[rng.integers(len(VIEWS))]
     phase = rng.uniform(0, 2 * np.pi)
@@ -164,7 +164,7 @@ def _sides(pose: Pose):
 
 
 class _Body:
-    """Places the parts of one body on the canvas; only here are body lengths turned into picture lengths."""
+    """Places the parts of one body on the canvas; only here are body lengths turned into image lengths."""
 
     def __init__(self, canvas: Canvas, build: Build, pose: Pose):
         self.canvas, self.build, self.pose = canvas, build, pose
@@ -172,7 +172,7 @@ class _Body:
         self.broad = build.width * (0.62 if pose.view == "side" else 1.0)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """The place in the picture of a point of the body; x counts towards where the body faces."""
+        """The place in the image of a point of the body; x counts towards where the body faces."""
         pose = self.pose
         return pose.x + self.scale * (pose.facing * x - pose.lean * (y - 0.5)), pose.y + self.scale * y
 

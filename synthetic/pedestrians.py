@@ -3,7 +3,7 @@
 A triplet is drawn once, as a map of materials, and seen three times through a camera: identity is spread over
 RGB (colours and pattern), NI (reflectance of the cloth) and TI (insulation of the cloth). Many identities share
 a look in one modality; only the three looks together are unique. Pose, place, background, occluders, light and
-noise are drawn anew for every picture, without knowing who is in it.
+noise are drawn anew for every image, without knowing who is in it.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, draw_body, random
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1
-"""Raised whenever the same seed would give other pictures."""
+"""Raised whenever the same seed would give other images."""
 MINIMUM_SIZE = (32, 16)
 """Height and width in pixels under which a body is no longer a body."""
 SUPERSAMPLING = 2
@@ -27,7 +27,7 @@ CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=
 
 @dataclass(frozen=True)
 class Identity:
-    """A person: what never changes from picture to picture."""
+    """A person: what never changes from image to image."""
 
     look: Look
     build: Build
@@ -38,7 +38,7 @@ class Camera:
     """One camera; the vectors have one entry per channel (red, green, blue, NI, TI), values are in [0, 1].
 
     A camera sees `offset + gain * value ** gamma`, blurred, and adds noise of standard deviation `noise`.
-    `night_rate` is the share of its pictures taken at night.
+    `night_rate` is the share of its images taken at night.
     """
 
     style: str
@@ -95,7 +95,7 @@ def make_identities(number: int, seed: int) -> list[Identity]:
 
 
 def is_night(camera: int, rng: np.random.Generator) -> bool:
-    """Whether the next picture of camera 0, 1, … is taken at night."""
+    """Whether the next image of camera 0, 1, … is taken at night."""
     return bool(rng.random() < CAMERAS[camera].night_rate)
 
 
@@ -123,7 +123,7 @@ def draw_triplet(identity: Identity, camera: int, night: bool, height: int, widt
 
 
 def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size, aside: float) -> None:
-    """Somebody else, who is no identity, `aside` picture widths or more from the middle."""
+    """Somebody else, who is no identity, `aside` image widths or more from the middle."""
     pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
     height = rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
@@ -133,7 +133,7 @@ def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size, aside: float
 def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """What the camera's three sensors make of the light: (H, W, 5) float to {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
-    pictures = {}
+    images = {}
     for modality, span in CHANNELS.items():
         count = span.stop - span.start
         gain, gamma, offset, noise, ambient = (np.array(vector[span], np.float32) for vector in (
@@ -142,17 +142,17 @@ def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Gener
         offset = (offset + rng.normal(0, 0.02)) * np.sqrt(ambient)
         uneven = 1 + 0.08 * _smooth_noise(height, width, 5, rng) + 0.06 * _smooth_noise(height, width, 28, rng)
         seen = np.clip(offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1)
-        picture = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
+        image = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
         # Blur is given for 128 rows; a thermal lens resolves less.
         radius = (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
         grain = 255 * noise * rng.standard_normal((height, width, count), dtype=np.float32)
-        pictures[modality] = np.uint8(np.clip(np.asarray(picture.filter(ImageFilter.GaussianBlur(radius))) + grain,
+        images[modality] = np.uint8(np.clip(np.asarray(image.filter(ImageFilter.GaussianBlur(radius))) + grain,
                                               0, 255))
-    return pictures
+    return images
 
 
 def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator) -> np.ndarray:
-    """(height, width) noise of unit deviation at its `cells` knots down the picture, smooth between them."""
+    """(height, width) noise of unit deviation at its `cells` knots down the image, smooth between them."""
     knots = rng.standard_normal((cells, max(2, cells * width // height)), dtype=np.float32)
     return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))
 

@@ -1,7 +1,7 @@
 """The stage of the synthetic pedestrians: a canvas of materials, the backgrounds and the occluders.
 
-Nothing here knows of an identity: every object comes from pools that all pictures share.
-Lengths are in units of the picture's height, y down from the top edge, x right from the left edge.
+Nothing here knows of an identity: every object comes from pools that all images share.
+Lengths are in units of the image's height, y down from the top edge, x right from the left edge.
 """
 
 from collections.abc import Callable

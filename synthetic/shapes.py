@@ -1,6 +1,6 @@
 """Synthetic scenes with captions: two to four coloured shapes on a plain background, and sentences that are true of them.
 
-A scene is a description first, from which both the picture and the captions are made. No two shapes of a scene have one
+A scene is a description first, from which both the image and the captions are made. No two shapes of a scene have one
 colour or one place; kinds, sizes and textures repeat. A caption names two or three of the shapes by some of their
 attributes, which nearly always tells the scene from a few hundred others; a long caption names everything.
 """
@@ -11,14 +11,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 VERSION = 1
-"""Raised whenever the same seed would give other pictures or captions."""
+"""Raised whenever the same seed would give other images or captions."""
 MINIMUM_SIZE = 32
 """Side in pixels under which a small star is a blot."""
 
 COLOURS = {"red": (214, 40, 40), "orange": (245, 138, 30), "yellow": (245, 215, 50), "green": (50, 155, 60),
            "cyan": (70, 205, 215), "blue": (45, 80, 200), "purple": (130, 50, 165), "pink": (245, 130, 185)}
 BACKGROUNDS = {"white": (240, 240, 238), "grey": (140, 142, 145), "black": (28, 28, 30), "brown": (112, 84, 62)}
-SIZES = {"small": 0.105, "large": 0.16}  # radius over the picture's side
+SIZES = {"small": 0.105, "large": 0.16}  # radius over the image's side
 TEXTURES = ("plain", "striped", "dotted")
 TEXTURE_RATES = (0.5, 0.25, 0.25)
 PLACES = {"in the top left corner": (0, 0), "at the top": (0, 1), "in the top right corner": (0, 2),
@@ -30,16 +30,16 @@ SUPERSAMPLING = 3
 TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
 GRAIN = 5  # standard deviation of the noise, in grey levels
 
-SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the picture shows {a} and {b}", "you can see {a} with {b}",
+SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the image shows {a} and {b}", "you can see {a} with {b}",
              "{number} shapes , one of them is {a} and another is {b}")
-RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the picture shows {a} {relation} {b}")
+RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the image shows {a} {relation} {b}")
 OF_THREE = ("{a} , {b} and {c}", "there are {number} shapes , among them {a} , {b} and {c}")
 LONG = "there are {number} shapes on a {background} background . {shapes} ."
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One thing in a picture; every field is a word or phrase of the captions."""
+    """One thing in an image; every field is a word or phrase of the captions."""
 
     size: str
     texture: str
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in a picture, from top left to bottom right."""
+    """What is in an image, from top left to bottom right."""
 
     shapes: tuple[Shape, ...]
     background: str
@@ -126,7 +126,7 @@ def relations(a: Shape, b: Shape) -> list[str]:
     return found
 
 
-# Pictures
+# Images
 
 def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
     """The scene as uint8 (size, size, 3). The generator decides on light, grain and how exactly shapes lie and are turned."""
@@ -134,11 +134,11 @@ def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
     canvas = np.full((side, side, 3), BACKGROUNDS[scene.background], np.uint8)
     for shape in scene.shapes:
         _draw_shape(canvas, shape, rng)
-    picture = np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32)
+    image = np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32)
     # One side is a little lighter than the other.
     ramp, (down, right) = np.linspace(-6, 6, size), rng.uniform(-1, 1, 2)
     light = down * ramp[:, None, None] + right * ramp[None, :, None]
-    return np.uint8((picture + light + rng.normal(0, GRAIN, picture.shape)).round().clip(0, 255))
+    return np.uint8((image + light + rng.normal(0, GRAIN, image.shape)).round().clip(0, 255))
 
 
 def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> None:
@@ -160,7 +160,7 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
 
 
 def _marked(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Whether pixels at these places, in picture sides, are of a dark stripe or dot: (pixels,) bool."""
+    """Whether pixels at these places, in image sides, are of a dark stripe or dot: (pixels,) bool."""
     if texture == "striped":
         return along % 0.08 < 0.035
     if texture == "dotted":

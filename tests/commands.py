@@ -23,7 +23,7 @@ SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/pro
            "test_seps.py")
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
-"""In the test split of `tiny_root`: pictures, and those of the same person from other cameras."""
+"""In the test split of `tiny_root`: images, and those of the same person from other cameras."""
 
 
 def words_for(root, *more, config=CONFIG, small=SMALL):
@@ -52,7 +52,7 @@ def records_of(folder):
 
 def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
     """What a record {pattern: {column: value}} may be where it is computed with another rounding, as in batches of another
-    size or in another process: two pictures whose distances to a query differ by rounding alone may change places. That is
+    size or in another process: two images whose distances to a query differ by rounding alone may change places. That is
     worth at most 1/(2 · matches) of the query's AP, and all of its hit at a rank. `printed` is the rounding in a table."""
     step = 1.001 * exchanges / queries
     return {pattern: {column: pytest.approx(value, abs=printed + step / (2 * matches if column == "mAP" else 1))

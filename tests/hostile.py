@@ -15,13 +15,13 @@ from demo_sdtps.modeling import make_model
 
 COMMANDS = {"train": "train_net", "test": "test_net", "export": "tools.export_features", "draw": "tools.draw_ranks",
             "convert": "tools.convert_checkpoint", "synthetic": "tools.make_synthetic", "train_seps": "train_seps"}
-SAID = ("reading pictures", "verifying pictures", "extracting features", "checking pictures", "tokenising", "encoding",
+SAID = ("reading images", "verifying images", "extracting features", "checking images", "tokenising", "encoding",
         "drawing")
 """What progress bars begin with, which are wiped away and leave blanks."""
 
 
 class Place(NamedTuple):
-    """Where a case is made: a copy of a tiny data set, a folder for everything else, and which picture is damaged."""
+    """Where a case is made: a copy of a tiny data set, a folder for everything else, and which image is damaged."""
 
     root: Path
     folder: Path
@@ -29,10 +29,10 @@ class Place(NamedTuple):
 
     @property
     def test(self) -> Path:
-        """The folders of the test pictures."""
+        """The folders of the test images."""
         return self.root / "RGBNT201" / "test"
 
-    def picture(self, modality: str = "NI") -> Path:
+    def image(self, modality: str = "NI") -> Path:
         return sorted((self.test / modality).iterdir())[self.number]
 
 

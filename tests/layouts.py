@@ -1,4 +1,4 @@
-"""Tiny data sets on disk in the exact layout of each that we read; no two pictures are alike.
+"""Tiny data sets on disk in the exact layout of each that we read; no two images are alike.
 
 Every `write_<data set>(root)` writes under the DATASETS.ROOT_DIR `root` and returns what its reader must find there: samples
 by split. All hold the same: each identity of TRAIN and TEST, seen by every camera in every scene.
@@ -15,7 +15,7 @@ from demo_sdtps.datasets import SPLITS, Sample
 TRAIN, TEST = (1, 3, 4, 12, 20), (2, 7, 30, 31)
 CAMERAS, SCENES = (0, 1, 7), (1, 2)
 SIDE_BY_SIDE, SMALL = (768, 128), (32, 16)
-"""(width, height) of RGBNT100's pictures and of all others."""
+"""(width, height) of RGBNT100's images and of all others."""
 
 
 def write_rgbnt201(root: Path) -> dict[str, list[Sample]]:
@@ -33,7 +33,7 @@ def write_wmveid863(root: Path) -> dict[str, list[Sample]]:
 
 
 def write_rgbnt100(root: Path) -> dict[str, list[Sample]]:
-    """With a picture of junk in the gallery, which the reader must leave out."""
+    """With an image of junk in the gallery, which the reader must leave out."""
     found = {}
     for split, name in (("train", "bounding_box_train"), ("query", "query"), ("gallery", "bounding_box_test")):
         folder = Path(root) / "RGBNT100" / "rgbir" / name
@@ -53,8 +53,8 @@ def write_msvr310(root: Path) -> dict[str, list[Sample]]:
         found[split] = []
         for number, identity, camera, scene in plan(split):
             folder = Path(root) / "MSVR310" / name / f"{identity:04d}"
-            picture = f"{identity:04d}_s{scene:03d}_v{camera}_{number:03d}.jpg"
-            paths = write_triplet(folder, ("vis", "ni", "th"), picture, identity, number)
+            image = f"{identity:04d}_s{scene:03d}_v{camera}_{number:03d}.jpg"
+            paths = write_triplet(folder, ("vis", "ni", "th"), image, identity, number)
             found[split].append(Sample(paths, identity, camera, scene))
         found[split].sort(key=lambda sample: sample.paths)
     return found
@@ -73,7 +73,7 @@ def plan(split: str) -> list[tuple[int, int, int, int]]:
 
 
 def pixels(identity: int, number: int, modality: str, width: int, height: int) -> np.ndarray:
-    """(height, width, 3) uint8: the identity's colour in this modality, in the picture's own light and with its own noise."""
+    """(height, width, 3) uint8: the identity's colour in this modality, in the image's own light and with its own noise."""
     place = MODALITIES.index(modality)
     colour = np.random.default_rng((identity, place)).integers(90, 166, size=3)
     own = np.random.default_rng((identity, place, number))
@@ -81,13 +81,13 @@ def pixels(identity: int, number: int, modality: str, width: int, height: int) -
     return (colour + light + noise.repeat(4, axis=0).repeat(4, axis=1)).astype(np.uint8)
 
 
-def save(path: Path, picture: np.ndarray) -> None:
+def save(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path, quality=95)
+    Image.fromarray(image).save(path, quality=95)
 
 
 def write_triplet(folder: Path, modality_folders: tuple[str, ...], name: str, identity: int, number: int) -> tuple[str, ...]:
-    """Three pictures of one name in `folder`, one per modality: their paths."""
+    """Three images of one name in `folder`, one per modality: their paths."""
     paths = [folder / modality_folder / name for modality_folder in modality_folders]
     for modality, path in zip(MODALITIES, paths, strict=True):
         save(path, pixels(identity, number, modality, *SMALL))
@@ -99,7 +99,7 @@ def _write_three_folders(root, folders, modality_folders):
     for split, name in folders.items():
         found[split] = []
         for number, identity, camera, _ in plan(split):
-            picture = f"{identity:06d}_cam{camera + 1}_0_{number:03d}.jpg"
-            paths = write_triplet(root / name, modality_folders, picture, identity, number)
+            image = f"{identity:06d}_cam{camera + 1}_0_{number:03d}.jpg"
+            paths = write_triplet(root / name, modality_folders, image, identity, number)
             found[split].append(Sample(paths, identity, camera))
     return found

@@ -18,7 +18,7 @@ _spec.loader.exec_module(test_seps)
 CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"
 SIZES = {"train": 12, "dev": 6, "test": 8}
 CAPTIONS = 2
-"""Of each picture."""
+"""Of each image."""
 SMALL = ("MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_SIZE", "16", "INPUT.SIZE", "[32,32]",
          "SOLVER.IMS_PER_BATCH", "8", "SOLVER.MAX_EPOCHS", "3", "SOLVER.STEPS", "(1,2)", "SOLVER.EVAL_PERIOD", "1",
          "SOLVER.ALL_NEGATIVES_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "0",

@@ -101,7 +101,7 @@ def test_a_loss_on_its_way_is_not_waited_for_but_before_saving(loader):
     watch.add(1, 6, torch.tensor(1.0))
     assert len(watch.pending) == 3 and not arrivals[0].waited
     with pytest.raises(UserError, match="epoch 1, step 4"):  # its own step, though others have been since
-        watch.settle()
+        watch.flush()
     assert arrivals[0].waited and not arrivals[1].waited
 
 
@@ -143,4 +143,4 @@ def test_losses_on_a_gpu(loader):
     with pytest.raises(UserError, match="epoch 1, step 3"):
         for step in range(1, 6):
             watch.add(1, step, torch.tensor(1.0 if step < 3 else math.nan, device="cuda"))
-        watch.settle()
+        watch.flush()

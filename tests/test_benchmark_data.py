@@ -1,12 +1,12 @@
-"""The benchmark of the data: its rows, and that both of its sides load the same pictures. Never its times."""
+"""The benchmark of the data: its rows, and that both of its sides load the same images. Never its times."""
 import math
 
 import numpy as np
 import pytest
 
 from demo_sdtps.benchmarks import data as benchmark_data
-from demo_sdtps.benchmarks.plain import loading as plain
-from demo_sdtps.datasets.pictures import decode_triplet
+from demo_sdtps.benchmarks.plain import loader_kwargs as plain
+from demo_sdtps.datasets.images import decode_triplet
 
 
 def test_quick_rows():

@@ -65,10 +65,10 @@ def test_plain_branches_are_sdtps(shape):
     plain = ThreeBranches(width, patches, *settings).load_ours(ours.state_dict())
     results = []
     for module in (ours, plain):
-        tokens, globals_ = draw(seed + 100, batch, patches, width)
-        outputs = module(*tokens, *globals_)
+        tokens, global_feats = draw(seed + 100, batch, patches, width)
+        outputs = module(*tokens, *global_feats)
         probed(seed, outputs[:3]).backward()
-        assert all(tensor.grad is None for tensor in globals_)
+        assert all(tensor.grad is None for tensor in global_feats)
         results.append((outputs, {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}))
     (found, gradients), (expected, plain_gradients) = results
     for output, plain_output in zip(found, expected, strict=True):

@@ -13,7 +13,7 @@ from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
                     ("mAP and CMC per query and million of gallery, of 600", ""),
                     ("mAP and CMC per query and million of gallery, of 1,200", ""),
                     ("mAP and CMC of 20 × 2,000", ""), ("mAP and CMC of 20 × 2,000", "≤ 4 GiB")]),
-    (reranking_rows, [("re-ranking, 30 + 30, the same pictures", "≥ 20×"), ("re-ranking, 30 + 60, other pictures", "≥ 20×"),
+    (reranking_rows, [("re-ranking, 30 + 30, the same images", "≥ 20×"), ("re-ranking, 30 + 60, other images", "≥ 20×"),
                       ("re-ranking, 60 + 120", ""), ("re-ranking, 60 + 120", "≤ 8 GiB")])])
 def test_rows(rows, expected):
     found = rows(quick=True)

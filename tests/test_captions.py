@@ -12,7 +12,7 @@ from triplets import cut_short, message_of, states, zero_bytes
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.seps.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.tools import make_synthetic_captions
@@ -76,9 +76,9 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer):
         assert batch.captions.dtype == batch.lengths.dtype == batch.image_ids.dtype == batch.long_lengths.dtype == torch.int64
         captions = texts_of(tokenizer, batch.captions, batch.lengths)
         dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
-        for image, picture, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
-            assert torch.allclose(picture, (decode(split.paths[image]) / 255 - 0.5) / 0.5, atol=1e-6)
-            assert split.image_of[split.captions.index(caption)] == image and text == split.long_captions[image]
+        for number, image, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
+            assert torch.allclose(image, (decode(split.paths[number]) / 255 - 0.5) / 0.5, atol=1e-6)
+            assert split.image_of[split.captions.index(caption)] == number and text == split.long_captions[number]
             seen[caption] += 1
     # 30 captions in batches of 4: the last two are dropped.
     assert set(seen.values()) == {1} and len(seen) == 28
@@ -163,7 +163,7 @@ def test_loading_leaves_the_generators_of_training_alone(split, tokenizer, worke
     assert torch.equal(states()[0], before[0]) and states()[1] == before[1]
 
 
-def test_another_seed_or_epoch_gives_other_captions_and_pictures(split, tokenizer):
+def test_another_seed_or_epoch_gives_other_captions_and_images(split, tokenizer):
     ours = load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)[0]
     for other in (load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30, "SOLVER.SEED", 4)[0],
                   load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30, epoch=2)[0]):
@@ -199,8 +199,8 @@ def test_evaluation_takes_every_image_once_in_order(shapes, workers):
     assert torch.allclose(torch.cat(loaded), (expected / 255 - 0.5) / 0.5, atol=1e-6)
 
 
-def own_pictures(split, folder):
-    """The split with pictures that a test may damage."""
+def own_images(split, folder):
+    """The split with images that a test may damage."""
     paths = []
     for path in split.paths:
         paths.append(str(folder / Path(path).name))
@@ -210,8 +210,8 @@ def own_pictures(split, folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", [cut_short, zero_bytes, Path.unlink])
-def test_a_damaged_picture_is_one_clean_error(no_process_left, split, tokenizer, tmp_path, workers, damage):
-    own = own_pictures(split, tmp_path)
+def test_a_damaged_image_is_one_clean_error(no_process_left, split, tokenizer, tmp_path, workers, damage):
+    own = own_images(split, tmp_path)
     damage(Path(own.paths[4]))
     cfg = config("DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no", "SOLVER.IMS_PER_BATCH", 30)
     for take in (lambda: batches(train_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
@@ -222,8 +222,8 @@ def test_a_damaged_picture_is_one_clean_error(no_process_left, split, tokenizer,
         assert "\n" not in message and type(raised.value) is UserError
 
 
-def test_a_damaged_picture_is_told_while_the_cache_is_filled(split, tokenizer, tmp_path):
-    own = own_pictures(split, tmp_path)
+def test_a_damaged_image_is_told_while_the_cache_is_filled(split, tokenizer, tmp_path):
+    own = own_images(split, tmp_path)
     zero_bytes(Path(own.paths[7]))
     message = message_of(train_loader, config("DATASETS.CACHE", "yes"), own, tokenizer)
     assert own.paths[7] in message and message.endswith("; replace it.")
@@ -233,4 +233,4 @@ def test_auto_caches_what_fits(split, tokenizer, monkeypatch):
     for limit, fits in ((IMAGES * 3 * 32 * 32, True), (IMAGES * 3 * 32 * 32 - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
         for loader in (train_loader(config(), split, tokenizer), image_loader(config(), split)):
-            assert (loader.dataset.pictures is not None) is fits
+            assert (loader.dataset.images is not None) is fits

@@ -25,8 +25,8 @@ def fails(command, monkeypatch, tmp_path):
         code, stdout, stderr = command(main, *words, *([] if "OUTPUT_DIR" in words else ["OUTPUT_DIR", output]))
         assert code == 2, stderr
         # A progress bar that is wiped away leaves a carriage return and blanks before the line.
-        said = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and "reading pictures" not in line
-                and "verifying pictures" not in line and "extracting features" not in line]
+        said = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and "reading images" not in line
+                and "verifying images" not in line and "extracting features" not in line]
         assert said[0].startswith(ONE_LINE) and "Traceback" not in stderr and not stdout
         assert list((tmp_path / "cwd").iterdir()) == []
         assert not output.exists()
@@ -38,14 +38,14 @@ def fails(command, monkeypatch, tmp_path):
 @pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"],
                                   ["DATASETS.VERIFY", "True"]], ids=" ".join)
 @pytest.mark.parametrize("split", ["train_171", "test"])
-def test_fails_for_an_empty_picture_before_anything_is_written(fails, own_root, opts, split):
+def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts, split):
     empty = sorted((own_root / "RGBNT201" / split / "NI").iterdir())[5]
     empty.write_bytes(b"")
     said = fails(train_net.main, *words_for(own_root, *opts))
     assert str(empty) in said and "it is empty" in said
 
 
-def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path):
+def test_fails_for_an_empty_image_that_is_met_on_the_way(own_root, tmp_path):
     """Without cache and check it is found when it is its turn, by a loading process: one line as well."""
     for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():
         empty.write_bytes(b"")
@@ -53,7 +53,7 @@ def test_fails_for_an_empty_picture_that_is_met_on_the_way(own_root, tmp_path):
     done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
-    assert last.startswith("error: The picture ") and "it is empty" in last
+    assert last.startswith("error: The image ") and "it is empty" in last
 
 
 def test_fails_for_too_few_identities(fails, tiny_root):
@@ -96,7 +96,7 @@ def test_fails_for_weights_of_another_configuration(fails, tiny_root, small_weig
     assert said.count("is not part of the model") == 3 and "sdtps" in said and "and 36 more" in said
     said = fails(test_net.main, *words_for(tiny_root, "--weight", small_weights, "INPUT.SIZE_TRAIN", "[64,16]",
                                            "INPUT.SIZE_TEST", "[64,16]"))
-    assert "trunk.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
+    assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
 
 
 def test_fails_for_weights_of_a_smaller_configuration(fails, tiny_root, tmp_path):

@@ -119,7 +119,7 @@ def test_a_folder_in_place_of_the_file_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0", "OUTPUT_DIR: Läufe".encode("latin-1")],
-                         ids=["a picture", "another encoding"])
+                         ids=["an image", "another encoding"])
 def test_a_file_that_is_not_utf_8_is_told(tmp_path, content):
     path = tmp_path / "run.yml"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The pictures of image-text matching: random crops in training, resized in evaluation, beside torchvision's."""
+"""The images of image-text matching: random crops in training, resized in evaluation, beside torchvision's."""
 import random
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torchvision.transforms import v2
-from triplets import random_picture
+from triplets import random_image
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.transforms import CROP_ASPECT, crop_box, crop_transform, resize_transform
@@ -20,31 +20,31 @@ def config(*opts):
     return made
 
 
-def normalised(picture):
-    return (picture / 255 - 0.5) / 0.5
+def normalised(image):
+    return (image / 255 - 0.5) / 0.5
 
 
 def test_evaluation_resizes_and_normalises():
     cfg = config("INPUT.SIZE", [24, 40], "INPUT.PIXEL_MEAN", [0.1, 0.2, 0.3], "INPUT.PIXEL_STD", [1.0, 2.0, 4.0])
-    picture = random_picture(48, 30)
+    image = random_image(48, 30)
     plain = v2.Compose([v2.Resize((24, 40), interpolation=v2.InterpolationMode.BICUBIC), v2.ToDtype(torch.float32, scale=True),
                         v2.Normalize([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])])
-    assert torch.equal(resize_transform(cfg)(picture), plain(picture))
+    assert torch.equal(resize_transform(cfg)(image), plain(image))
 
 
-def test_training_without_chance_is_the_resized_picture():
-    picture = random_picture(48, 48)
-    assert torch.equal(crop_transform(config(*PLAIN))(picture), resize_transform(config())(picture))
+def test_training_without_chance_is_the_resized_image():
+    image = random_image(48, 48)
+    assert torch.equal(crop_transform(config(*PLAIN))(image), resize_transform(config())(image))
 
 
-def test_a_crop_is_a_part_of_the_picture_resized():
+def test_a_crop_is_a_part_of_the_image_resized():
     cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
-    picture = random_picture(48, 60) // 3 + 80  # no value is cut between the two passes of the bicubic filter
+    image = random_image(48, 60) // 3 + 80  # no value is cut between the two passes of the bicubic filter
     for seed in range(20):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
-        part = picture[None, :, top:top + rows, left:left + columns].float()
+        part = image[None, :, top:top + rows, left:left + columns].float()
         expected = F.interpolate(part, (16, 24), mode="bicubic", antialias=True, align_corners=False)[0].clamp(0, 255)
-        found = crop_transform(cfg)(picture, random.Random(seed))
+        found = crop_transform(cfg)(image, random.Random(seed))
         assert found.shape == (3, 16, 24) and found.dtype == torch.float32
         assert (found - normalised(expected)).abs().max() < 2.5 / 127.5  # whole grey levels on the way
 
@@ -55,9 +55,9 @@ def test_crops_have_torchvisions_distribution():
     ours = torch.tensor([crop_box(90, 120, 0.3, draw) for _ in range(count)]).double()
     torch.manual_seed(0)
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
-    picture = torch.zeros(3, 90, 120, dtype=torch.uint8)
+    image = torch.zeros(3, 90, 120, dtype=torch.uint8)
     theirs = torch.tensor([[params[name] for name in ("top", "left", "height", "width")] for params in (
-        theirs_transform.make_params([picture]) for _ in range(count))]).double()
+        theirs_transform.make_params([image]) for _ in range(count))]).double()
     for boxes in (ours, theirs):
         assert ((boxes[:, :2] + boxes[:, 2:]) <= torch.tensor([90, 120])).all() and (boxes >= 0).all()
 
@@ -71,25 +71,25 @@ def test_crops_have_torchvisions_distribution():
 
 
 @pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))])
-def test_of_a_long_picture_the_middle_is_taken(height, width, box):
+def test_of_a_long_image_the_middle_is_taken(height, width, box):
     assert all(crop_box(height, width, 0.9, random.Random(seed)) == box for seed in range(20))
 
 
-def test_half_the_pictures_are_flipped():
-    picture, transform = random_picture(32, 32), crop_transform(config("INPUT.MIN_CROP", 1.0))
-    plain = normalised(picture)
+def test_half_the_images_are_flipped():
+    image, transform = random_image(32, 32), crop_transform(config("INPUT.MIN_CROP", 1.0))
+    plain = normalised(image)
     seen = Counter()
     for seed in range(200):
-        found = transform(picture, random.Random(seed))
+        found = transform(image, random.Random(seed))
         flipped = torch.allclose(found, plain.flip(2), atol=1e-6)
         seen[flipped] += 1
         assert flipped or torch.allclose(found, plain, atol=1e-6)
     assert 70 < seen[True] < 130
 
 
-def test_augmentation_does_not_change_the_picture():
-    picture = random_picture(40, 40)
-    before = picture.clone()
+def test_augmentation_does_not_change_the_image():
+    image = random_image(40, 40)
+    before = image.clone()
     for seed in range(5):
-        crop_transform(config())(picture, random.Random(seed))
-    assert torch.equal(picture, before)
+        crop_transform(config())(image, random.Random(seed))
+    assert torch.equal(image, before)

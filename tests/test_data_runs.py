@@ -1,4 +1,4 @@
-"""Training, evaluation, export and pictures on a tiny copy of every data set, as a user types it."""
+"""Training, evaluation, export and images on a tiny copy of every data set, as a user types it."""
 import numpy as np
 import pytest
 import torch
@@ -11,7 +11,7 @@ from demo_sdtps.tools import export_features
 
 SPLITS = ("query", "gallery")
 MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}
-"""Of a query in the gallery: pictures from the other two cameras in both scenes; in MSVR310, from the other scene."""
+"""Of a query in the gallery: images from the other two cameras in both scenes; in MSVR310, from the other scene."""
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -76,7 +76,7 @@ def test_other_files_are_not_read(tmp_path, name):
     expected = WRITERS[name](tmp_path)
     for folder, folders, _ in list(os.walk(tmp_path)):
         (Path(folder) / "Thumbs.db").write_bytes(b"x")
-        if not folders:  # beside the pictures
+        if not folders:  # beside the images
             (Path(folder) / "list.txt").write_text("x")
     assert read(tmp_path, name) == expected
 
@@ -86,7 +86,7 @@ def test_a_missing_data_set_is_told_with_what_to_do(tmp_path, name):
     for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
                  "set DATASETS.ROOT_DIR to its parent folder"):
         assert part in message
-    assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic pictures have RGBNT201's layout
+    assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic images have RGBNT201's layout
 
 
 def test_another_data_set_in_the_folder_is_told(tmp_path):
@@ -105,7 +105,7 @@ def test_a_missing_split_is_told(tmp_path, name, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_without_pictures_is_told(tmp_path, name, split):
+def test_a_split_without_images_is_told(tmp_path, name, split):
     WRITERS[name](tmp_path)
     folder = folder_of(tmp_path, name, split)
     for path in folder.rglob("*.jpg"):
@@ -118,11 +118,11 @@ def test_a_split_without_pictures_is_told(tmp_path, name, split):
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("name", SEPARATE)
-def test_a_missing_picture_of_one_modality_is_told(tmp_path, name, number):
+def test_a_missing_image_of_one_modality_is_told(tmp_path, name, number):
     paths = WRITERS[name](tmp_path)["query"][4].paths
     Path(paths[number]).unlink()
     message = complaint(tmp_path, name)
-    assert f"has no {('RGB', 'NI', 'TI')[number]} picture: {paths[number]} is missing" in message
+    assert f"has no {('RGB', 'NI', 'TI')[number]} image: {paths[number]} is missing" in message
     assert f"such as {paths[1 if number == 0 else 0]}" in message and f"The query split of {name}" in message
 
 
@@ -156,7 +156,7 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_told(tmp_path, name):
         for path in paths:
             path.rename(path.with_name(wrong))
         message = complaint(tmp_path, name)
-        assert f"The picture {paths[0].with_name(wrong)} does not follow" in message and f"such as {example}" in message
+        assert f"The image {paths[0].with_name(wrong)} does not follow" in message and f"such as {example}" in message
         assert "identity" in message and "camera" in message and ("scene" in message) == (name == "MSVR310")
         assert "rename or remove it" in message and f"The gallery split of {name}" in message
         for path in paths:

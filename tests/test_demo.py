@@ -50,18 +50,18 @@ def randomised(model):
 
 
 def by_hand(model, images, cameras):
-    """(patch tokens, globals) by modality from one trunk call for each, with PIFE as a formula."""
-    patches, globals_ = {}, {}
+    """(patch tokens, globals) by modality from one backbone call for each, with PIFE as a formula."""
+    patches, global_feats = {}, {}
     for modality in MODALITIES:
-        patches[modality], class_token = model.trunk(images[modality], cameras)
-        globals_[modality] = class_token
+        patches[modality], class_token = model.backbone(images[modality], cameras)
+        global_feats[modality] = class_token
         if model.pife:
             norm, linear, _ = model.pife.reduce[modality]
             mixed = torch.cat([class_token, patches[modality].sum(dim=1) / PATCHES], dim=1)
             mixed = (mixed - mixed.mean(1, keepdim=True)) / (mixed.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
             hidden = (mixed * norm.weight + norm.bias) @ linear.weight.T + linear.bias
-            globals_[modality] = hidden * torch.sigmoid(1.702 * hidden)
-    return patches, globals_
+            global_feats[modality] = hidden * torch.sigmoid(1.702 * hidden)
+    return patches, global_feats
 
 
 def plain_fusion(model):
@@ -74,16 +74,16 @@ def plain_fusion(model):
 
 def expected_features(model, images, cameras):
     """Features in the order of the heads: SDTPS (B, 3C), MoE (B, 7C), the original (B, 3C) or one (B, C) per modality."""
-    patches, globals_ = by_hand(model, images, cameras)
+    patches, global_feats = by_hand(model, images, cameras)
     features = []
     if model.sdtps:
-        slimmed = model.sdtps(*patches.values(), *globals_.values())[:3]
+        slimmed = model.sdtps(*patches.values(), *global_feats.values())[:3]
         assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
         features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
         patches = dict(zip(MODALITIES, slimmed, strict=True))
     if model.hdm:
-        features.append(plain_fusion(model)(patches, globals_))
-    return features + ([torch.cat(list(globals_.values()), dim=1)] if model.one_head else list(globals_.values()))
+        features.append(plain_fusion(model)(patches, global_feats))
+    return features + ([torch.cat(list(global_feats.values()), dim=1)] if model.one_head else list(global_feats.values()))
 
 
 @torch.no_grad()
@@ -135,12 +135,12 @@ def test_hdm_sees_the_slimmed_tokens():
     """With SDTPS its feature is not that of all patches; without, there is nothing else to see."""
     model = randomised(tiny_model(*BOTH)).eval()
     images, cameras = random_images(10)
-    patches, globals_ = model.encode(images, cameras)
-    slimmed, _ = model.slim(patches, globals_)
-    plain, found = plain_fusion(model), model.features(patches, globals_)["moe"]
-    assert relative_error(found, plain(slimmed, globals_)) < 1e-5
-    assert relative_error(found, plain(patches, globals_)) > 0.01
-    unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in globals_.items()}
+    patches, global_feats = model.encode(images, cameras)
+    slimmed, _ = model.select_tokens(patches, global_feats)
+    plain, found = plain_fusion(model), model.features(patches, global_feats)["moe"]
+    assert relative_error(found, plain(slimmed, global_feats)) < 1e-5
+    assert relative_error(found, plain(patches, global_feats)) > 0.01
+    unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}
     assert relative_error(found, plain(slimmed, unpooled)) > 0.01
 
 
@@ -174,13 +174,13 @@ def test_features_after_the_neck(direct):
 def test_encode_equals_one_modality_at_a_time(pife):
     model = randomised(tiny_model("MODEL.GLOBAL_LOCAL", pife)).eval()
     images, cameras = random_images(3, batch=3)
-    patches, globals_ = model.encode(images, cameras)
+    patches, global_feats = model.encode(images, cameras)
     expected_patches, expected_globals = by_hand(model, images, cameras)
-    assert list(patches) == list(globals_) == list(MODALITIES)
+    assert list(patches) == list(global_feats) == list(MODALITIES)
     for modality in MODALITIES:
         assert patches[modality].shape == (3, PATCHES, C)
         assert relative_error(patches[modality], expected_patches[modality]) < 1e-5
-        assert relative_error(globals_[modality], expected_globals[modality]) < 1e-5
+        assert relative_error(global_feats[modality], expected_globals[modality]) < 1e-5
 
 
 @torch.no_grad()
@@ -240,12 +240,12 @@ def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
     assert without_gradient(model) - UNFELT - fixed(model) == expected
 
 
-def test_a_frozen_trunk():
+def test_a_frozen_backbone():
     """MODEL.FROZEN: the transformer keeps its weights; the camera embedding and all that follows learn."""
     model = randomised(tiny_model(*BOTH, "MODEL.FROZEN", True))
-    transformer = {f"trunk.vit.{name}" for name, _ in model.trunk.vit.named_parameters()}
+    transformer = {f"backbone.vit.{name}" for name, _ in model.backbone.vit.named_parameters()}
     assert fixed(model) - transformer == {f"heads.{name}.bottleneck.bias" for name in model.heads}
-    assert transformer < fixed(model) and "trunk.camera_embedding" not in fixed(model)
+    assert transformer < fixed(model) and "backbone.camera_embedding" not in fixed(model)
     assert without_gradient(model) - UNFELT == fixed(model)
 
 

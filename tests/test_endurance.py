@@ -155,7 +155,7 @@ def test_loading_processes_end_with_a_run_that_is_killed(start, tiny_root, tmp_p
 
 
 def test_loading_processes_end_with_an_error(start, own_root, tmp_path):
-    """A picture that becomes unreadable while the run goes on."""
+    """An image that becomes unreadable while the run goes on."""
     process = start(own_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "10000")
     wait_for(lambda: epochs_of(tmp_path / "run") >= 1, process)
     loaders = children(process.pid)
@@ -164,5 +164,5 @@ def test_loading_processes_end_with_an_error(start, own_root, tmp_path):
         path.write_bytes(b"")
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "Traceback" not in output, output
-    assert output.strip().splitlines()[-1].startswith("error: The picture ")
+    assert output.strip().splitlines()[-1].startswith("error: The image ")
     assert not any(map(is_running, loaders))

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from golden_cases import relative_error
 from tiny import CAMERAS, CLASSES, ROOT, random_images, tiny_model
 
-import demo_sdtps.modeling.trunk as trunk_module
+import demo_sdtps.modeling.backbone as backbone_module
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.engine import runtime
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, compile_model, inference
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.trunk import QuickGELUMlp
+from demo_sdtps.modeling.backbone import QuickGELUMlp
 from demo_sdtps.modeling.weights import from_demo, to_demo
 
 SIZE = (48, 32)
@@ -123,7 +123,7 @@ def test_half_precision_hardly_turns_a_feature(both, precision):
     with torch.no_grad():
         exact = ours.eval().patterns(images, cameras)
     with inference(ours, precision):
-        assert ours.trunk.vit.blocks[3].mlp[0].weight.dtype == precision
+        assert ours.backbone.vit.blocks[3].mlp[0].weight.dtype == precision
         half = ours.patterns(images, cameras)
     for pattern in RETURN_PATTERNS:
         assert half[pattern].dtype == torch.float32
@@ -136,23 +136,23 @@ def test_half_precision_hardly_turns_a_feature(both, precision):
 
 def test_inference_leaves_the_model_as_it_was_after_an_error_too():
     model = tiny_model().train()
-    trunk = model.trunk
+    backbone = model.backbone
     with pytest.raises(KeyError), inference(model, torch.bfloat16):
-        assert not model.training and model.trunk is not trunk and not torch.is_grad_enabled()
+        assert not model.training and model.backbone is not backbone and not torch.is_grad_enabled()
         raise KeyError
-    assert model.training and model.trunk is trunk and torch.is_grad_enabled()
-    assert all(parameter.requires_grad for parameter in trunk.vit.parameters())
+    assert model.training and model.backbone is backbone and torch.is_grad_enabled()
+    assert all(parameter.requires_grad for parameter in backbone.vit.parameters())
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_chunks_are_the_batch(monkeypatch, count):
-    monkeypatch.setattr(trunk_module, "CHUNK", 3)
-    trunk = tiny_model().eval().trunk
+    monkeypatch.setattr(backbone_module, "CHUNK", 3)
+    backbone = tiny_model().eval().backbone
     images, cameras = random_images(4, batch=count)
-    whole = trunk(images["NI"], cameras)
+    whole = backbone(images["NI"], cameras)
     assert whole[0].requires_grad
     with torch.no_grad():
-        parts = trunk(images["NI"], cameras)
+        parts = backbone(images["NI"], cameras)
     for expected, found in zip(whole, parts, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -162,10 +162,10 @@ def test_attention_is_chosen_by_precision(in_half, fused):
     model = tiny_model()
     with autocast(CPU, torch.bfloat16 if in_half else None):
         model.train()(*random_images(5))
-    assert {block.attn.fused_attn for block in model.trunk.vit.blocks} == {fused}
+    assert {block.attn.fused_attn for block in model.backbone.vit.blocks} == {fused}
     with inference(model, torch.bfloat16 if in_half else None):
         model(*random_images(5))
-        assert {block.attn.fused_attn for block in model.trunk.vit.blocks} == {fused}
+        assert {block.attn.fused_attn for block in model.backbone.vit.blocks} == {fused}
 
 
 @pytest.mark.slow

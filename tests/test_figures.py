@@ -1,4 +1,4 @@
-"""What the pictures share."""
+"""What the images share."""
 from itertools import pairwise
 
 import pytest

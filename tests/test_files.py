@@ -3,13 +3,13 @@ import pytest
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import check_output_file, written_whole
+from demo_sdtps.config.files import atomic_write, check_output_file
 from demo_sdtps.engine.checkpoint import save_whole
 
 
 def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
     path = tmp_path / "new" / "folder" / "x.json"
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("1")
         assert not path.exists()
     assert path.read_text() == "1"
@@ -19,7 +19,7 @@ def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
 def test_a_failure_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="half"), written_whole(path) as temporary:
+    with pytest.raises(RuntimeError, match="half"), atomic_write(path) as temporary:
         temporary.write_text("ne")
         raise RuntimeError("half-way")
     assert path.read_text() == "old"

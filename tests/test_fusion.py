@@ -34,8 +34,8 @@ def ours_of(plain, dropout=0.1):
     return modules.train(plain.training)
 
 
-def run(modules, patches, globals_):
-    features = modules["hdm"](patches, globals_)
+def run(modules, patches, global_feats):
+    features = modules["hdm"](patches, global_feats)
     return modules["atmoe"](features) if "atmoe" in modules else features.flatten(1)
 
 
@@ -166,12 +166,12 @@ def test_the_value_bias_is_dropped_with_the_weights(same_dropout):
 def test_dropout_acts_in_training_alone():
     torch.manual_seed(0)
     hdm = HDM(128)
-    patches, globals_ = random_tokens(128, 128, 16, dtype=torch.float32)
+    patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
     keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
 
     def attention():
         """→ {subset: (B, heads, tokens of its modalities)}."""
-        weights = hdm.attention(patches, globals_, keys)
+        weights = hdm.attention(patches, global_feats, keys)
         return {subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
                 for subset, modalities in SUBSETS.items()} | weights
 
@@ -198,16 +198,16 @@ def test_dropout_acts_in_training_alone():
 
 def test_absent_modalities_do_not_reach_a_subsets_feature():
     hdm = ours_of(random_plain(64, None).eval())["hdm"]
-    patches, globals_ = random_tokens(64, 6, 3)
-    expected = hdm(patches, globals_)
+    patches, global_feats = random_tokens(64, 6, 3)
+    expected = hdm(patches, global_feats)
     for absent in MODALITIES:
         with torch.no_grad():
-            found = hdm(patches | {absent: 5 * patches[absent].flip(0)}, globals_ | {absent: globals_[absent] - 7})
+            found = hdm(patches | {absent: 5 * patches[absent].flip(0)}, global_feats | {absent: global_feats[absent] - 7})
         for place, (subset, modalities) in enumerate(SUBSETS.items()):
             assert torch.equal(found[:, place], expected[:, place]) == (absent not in modalities), (absent, subset)
 
     for place, modalities in enumerate(SUBSETS.values()):
-        gradients = torch.autograd.grad(expected[:, place].square().sum(), [*patches.values(), *globals_.values()],
+        gradients = torch.autograd.grad(expected[:, place].square().sum(), [*patches.values(), *global_feats.values()],
                                         retain_graph=True)
         for modality, gradient in zip((*MODALITIES, *MODALITIES), gradients, strict=True):
             assert gradient.ne(0).any() == (modality in modalities)
@@ -260,10 +260,11 @@ def test_parameters_start_as_torchs_layers_do():
 
 
 def test_widths_that_do_not_fit():
-    with pytest.raises(UserError, match=r"^MODEL\.HDM is True, but the trunk's width 96 is no multiple of 64[^.]*\.") as caught:
+    message = r"^MODEL\.HDM is True, but the backbone's width 96 is no multiple of 64[^.]*\."
+    with pytest.raises(UserError, match=message) as caught:
         HDM(96)
     assert "MODEL.TRANSFORMER_TYPE" in str(caught.value)
-    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the trunk's width 64; .* such as 8\.$"):
+    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the backbone's width 64; .* such as 8\.$"):
         ATMoE(64, 12)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.datasets import READERS, SPLITS
-from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.engine.checkpoint import read_checkpoint, stored_config
 from demo_sdtps.modeling.pretrained import read_weights
 from demo_sdtps.seps.image_text import read_image_texts
@@ -40,7 +40,7 @@ def allowed(call, *arguments, **options):
         return None
 
 
-# Names of pictures
+# Names of images
 
 DIGITS = st.text("0123456789", min_size=1, max_size=7)
 SIGNS = ["_cam", "_c", "_s", "_v", "-1", "cam1", "_", "-", " ", ".", "..", "\n", "²", "٣", "\udcff"]
@@ -66,8 +66,8 @@ def test_readers(name, names, split, is_whole):
         folders = _folders_of(name, Path(root), split, names)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-            for picture in names if is_whole else names[:1]:
-                Image.new("RGB", (768, 1)).save(os.path.join(folder, f"{picture}.jpg"), "JPEG")
+            for image in names if is_whole else names[:1]:
+                Image.new("RGB", (768, 1)).save(os.path.join(folder, f"{image}.jpg"), "JPEG")
         found = allowed(READERS[name].read, Path(root), split)
         for sample in found or ():
             assert all(os.path.isfile(path) for path in sample.paths)
@@ -114,8 +114,8 @@ def test_image_texts(captions, ids, mapping, dense):
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "set"
         (folder / "images" / "d").mkdir(parents=True)
-        for picture in ("1.jpg", "2.jpg", "../1.jpg"):
-            (folder / "images" / picture).touch()
+        for image in ("1.jpg", "2.jpg", "../1.jpg"):
+            (folder / "images" / image).touch()
         (folder / "train_caps.txt").write_bytes(captions)
         (folder / "train_ids.txt").write_bytes(ids)
         (folder / "id_mapping.json").write_text(mapping, encoding="utf-8", errors="surrogatepass")
@@ -187,7 +187,7 @@ def _check(cfg, schema):
         yaml.safe_load(cfg.dump())
 
 
-# Files of pictures and of weights: whole ones, damaged
+# Files of images and of weights: whole ones, damaged
 
 CHANGES = st.lists(st.one_of(
     st.tuples(st.just("set"), st.floats(0, 1), st.integers(0, 255)), st.tuples(st.just("cut"), st.floats(0, 1), st.just(0)),
@@ -227,12 +227,12 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM", "JPEG2000", "palette", "packed"])
 @examples(40)
 @given(changes=CHANGES)
-def test_pictures(kind, whole, changes):
+def test_images(kind, whole, changes):
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "picture.jpg")
+        path = os.path.join(folder, "image.jpg")
         Path(path).write_bytes(damaged(whole[kind], changes))
-        picture = allowed(decode, path)
-        assert picture is None or (picture.dtype == torch.uint8 and picture.ndim == 3 and len(picture) == 3)
+        image = allowed(decode, path)
+        assert image is None or (image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3)
 
 
 @pytest.mark.parametrize("kind", ["zip.pth", "old.pth"])

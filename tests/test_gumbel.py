@@ -34,12 +34,13 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
     """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
     stay finite there."""
     plain, gumbel = (build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True))
-    tokens, globals_ = draw(12, 3, 16, 20)
+    tokens, global_feats = draw(12, 3, 16, 20)
     if is_cast:
         plain, gumbel = plain.to(precision), gumbel.to(precision)
-        tokens, globals_ = ([tensor.detach().to(precision).requires_grad_() for tensor in part] for part in (tokens, globals_))
+        tokens, global_feats = ([tensor.detach().to(precision).requires_grad_() for tensor in part]
+                                for part in (tokens, global_feats))
     with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
-        expected, found = plain(*tokens, *globals_), gumbel(*tokens, *globals_)
+        expected, found = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
     for slimmed in found[:3]:
@@ -70,9 +71,9 @@ def gradient_norms(size, *gumbel):
     at_tokens, at_scorers = [], []
     for seed in range(8):
         module = build(seed, patches, width, 0.5, 0.4, 0.25, *gumbel, stir=stir)
-        tokens, globals_ = draw(seed + 100, batch, patches, width)
+        tokens, global_feats = draw(seed + 100, batch, patches, width)
         torch.manual_seed(seed + 200)
-        loss(seed + 300, module(*tokens, *globals_)[:3]).backward()
+        loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
         at_tokens += [tensor.grad for tensor in tokens]
         at_scorers += [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
     return flat(at_tokens).norm(), flat(at_scorers).norm()
@@ -108,8 +109,8 @@ def test_the_exploding_form_gives_the_same_tokens():
 def test_only_gumbel_reaches_the_scores_where_nothing_is_dropped():
     def gradients(use_gumbel):
         module = build(18, 16, 20, 1.0, 0.4, 0.25, use_gumbel)
-        tokens, globals_ = draw(19, 3, 16, 20)
-        probed(21, module(*tokens, *globals_)[:3]).backward()
+        tokens, global_feats = draw(19, 3, 16, 20)
+        probed(21, module(*tokens, *global_feats)[:3]).backward()
         return [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
 
     assert all(gradient.eq(0).all() for gradient in gradients(use_gumbel=False))
@@ -148,7 +149,7 @@ def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
     def slimmed(moved):
         soft = reference.soft_decision(moved, noise, tau)
         decision = [(place in kept) + soft[place] - start[place] for place in range(len(patches))]
-        return reference.slim(own, patches, moved, kept, dropped, decision, out_tokens)
+        return reference.select_tokens(own, patches, moved, kept, dropped, decision, out_tokens)
 
     return slimmed
 
@@ -160,13 +161,13 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the module computes its softmaxes in float32
     batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
     module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
-    tokens, globals_ = ([tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width))
+    tokens, global_feats = ([tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width))
     scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     waiting = iter(scores)
     monkeypatch.setattr(TokenSparse, "score", lambda *_: next(waiting))
     noises = draw_noises(53, batch, patches, torch.float64)
     torch.manual_seed(53)
-    outputs = module(*tokens, *globals_)[:3]
+    outputs = module(*tokens, *global_feats)[:3]
     probes = [torch.randn_like(output) for output in outputs]
     sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)).backward()
 
@@ -187,10 +188,10 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
 
 def test_selection_differs_between_draws_and_keeps_the_count():
     module = build(61, 16, 20, 0.5, 0.4, 0.25, True, select=True)
-    tokens, globals_ = draw(62, 3, 16, 20)
+    tokens, global_feats = draw(62, 3, 16, 20)
     torch.manual_seed(63)
-    drawn = [module(*tokens, *globals_)[3:] for _ in range(4)]
-    drawn.append(module.eval()(*tokens, *globals_)[3:])
+    drawn = [module(*tokens, *global_feats)[3:] for _ in range(4)]
+    drawn.append(module.eval()(*tokens, *global_feats)[3:])
     for place, masks in enumerate(drawn):
         for modality, mask in enumerate(masks):
             assert ((mask == 0) | (mask == 1)).all() and mask.sum(dim=1).eq(8).all()
@@ -204,8 +205,8 @@ def test_selection_is_sampling_without_replacement():
     """
     draws, patches, keep = 100_000, 5, 2
     module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
-    tokens, globals_ = draw(65, 1, patches, 20)
-    guides, weights = torch.stack(globals_), (1.0, 1.0, 2.0)
+    tokens, global_feats = draw(65, 1, patches, 20)
+    guides, weights = torch.stack(global_feats), (1.0, 1.0, 2.0)
     chances = reference.plackett_luce(module.rgb_sparse.score(tokens[0], guides, weights)[0].tolist(), keep)
     assert len(chances) == 20 and sum(chances.values()) == pytest.approx(1)
     assert max(chances.values()) > 5 * min(chances.values()), "uniform draws would be another distribution"
@@ -231,10 +232,10 @@ def test_selection_is_sampling_without_replacement():
 @SELECTS
 def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
     plain, gumbel = (build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select)))
-    tokens, globals_ = draw(27, 2, 16, 20)
+    tokens, global_feats = draw(27, 2, 16, 20)
     torch.manual_seed(28)
     state = torch.get_rng_state()
-    expected, first, second = (module(*tokens, *globals_) for module in (plain, gumbel, gumbel))
+    expected, first, second = (module(*tokens, *global_feats) for module in (plain, gumbel, gumbel))
     assert torch.equal(torch.get_rng_state(), state)
     for outputs in (first, second):
         assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
@@ -244,12 +245,12 @@ def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
 @SELECTS
 def test_the_noise_follows_from_the_runs_seed(select):
     module = build(29, 16, 20, 0.5, 0.4, 0.25, True, select=select)
-    tokens, globals_ = draw(30, 2, 16, 20)
+    tokens, global_feats = draw(30, 2, 16, 20)
 
     def drawn(seed):
         """→ the masks' gradient at the score MLP, and the masks."""
         torch.manual_seed(seed)
-        masks = torch.stack(module(*tokens, *globals_)[3:])
+        masks = torch.stack(module(*tokens, *global_feats)[3:])
         return torch.autograd.grad((masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight)[0], masks
 
     (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(drawn, (1, 1, 2))
@@ -286,8 +287,8 @@ def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):
         assert noise.isfinite().all() and noise[:, 3].gt(9).all()
 
     module = build(68, 16, 20, 0.5, 0.4, 0.25, True, 0.1, select)
-    tokens, globals_ = draw(69, 2, 16, 20)
-    outputs = module(*tokens, *globals_)
+    tokens, global_feats = draw(69, 2, 16, 20)
+    outputs = module(*tokens, *global_feats)
     probed(70, outputs).backward()
     assert all(tensor.isfinite().all() for tensor in outputs)
     assert all(mask.sum(dim=1).eq(8).all() for mask in outputs[3:])

@@ -64,7 +64,7 @@ WORDS = [
     ("a program for a value", ["SOLVER.SEED", "__import__('os').mkdir('executed')"], ["SOLVER.SEED", "a whole number"]),
     ("more epochs than there are numbers", ["SOLVER.MAX_EPOCHS", "1" + "0" * 30], ["SOLVER.MAX_EPOCHS", "too large"]),
     ("a hundred thousand processes", ["DATALOADER.NUM_WORKERS", "100000"], ["DATALOADER.NUM_WORKERS", "at most 256"]),
-    ("pictures of a gigapixel", ["INPUT.SIZE_TRAIN", "[32000,32000]"], ["INPUT.SIZE_TRAIN", "at most 4096"]),
+    ("images of a gigapixel", ["INPUT.SIZE_TRAIN", "[32000,32000]"], ["INPUT.SIZE_TRAIN", "at most 4096"]),
     ("a folder's name that is too long", ["DATASETS.ROOT_DIR", "a" * 300], ["a" * 100, "File name too long"]),
     ("an output's name that is too long", ["OUTPUT_DIR", "a" * 300], ["a" * 100, "File name too long"]),
     ("an output below a file", ["OUTPUT_DIR", "{root}/RGBNT201/synthetic.json/run"], ["synthetic.json", "cannot be written"]),

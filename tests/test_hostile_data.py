@@ -20,15 +20,15 @@ def folders(place, split="test"):
 
 def rename(place, name):
     """Give a triplet another name."""
-    old = place.picture().name
+    old = place.image().name
     for folder in folders(place):
         os.rename(os.fsencode(folder / old), os.path.join(os.fsencode(folder), os.fsencode(name)))
 
 
 def replace(make):
-    """Put something that `make(path)` makes in a picture's place."""
+    """Put something that `make(path)` makes in an image's place."""
     def change(place):
-        path = place.picture()
+        path = place.image()
         path.unlink()
         make(path)
 
@@ -72,12 +72,12 @@ TOLD = [
     ("no data set", lambda place: shutil.rmtree(place.root), ["The data set RGBNT201 is not at {root}", "make demo"]),
     ("a file for the data set", lambda place: shutil.rmtree(place.root) or place.root.write_bytes(b"x"), ["is not at {root}"]),
     ("a file for a modality's folder", a_file_for_a_folder, ["NI is missing"]),
-    ("a folder for a picture", replace(lambda path: path.mkdir()), ["is no file", ".jpg"]),
-    ("a dead link for a picture", replace(link_to("nowhere.jpg")), ["is no file", "a link to nothing"]),
+    ("a folder for an image", replace(lambda path: path.mkdir()), ["is no file", ".jpg"]),
+    ("a dead link for an image", replace(link_to("nowhere.jpg")), ["is no file", "a link to nothing"]),
     ("a link to itself", replace(lambda path: path.symlink_to(path.name)), ["is no file"]),
     ("a link to a device", replace(link_to("/dev/zero")), ["is no file"]),
-    ("a pipe for a picture", replace(os.mkfifo), ["is no file"]),
-    ("a triplet without NI", replace(lambda path: None), ["has no NI picture", "is missing; add it"]),
+    ("a pipe for an image", replace(os.mkfifo), ["is no file"]),
+    ("a triplet without NI", replace(lambda path: None), ["has no NI image", "is missing; add it"]),
     ("a name that says nothing", lambda place: rename(place, "portrait.jpg"), ["portrait.jpg does not follow"]),
     ("a camera of two digits", lambda place: rename(place, "000007_cam12_0.jpg"), ["000007_cam12_0.jpg does not follow"]),
     ("a camera 0", lambda place: rename(place, "000007_cam0_0.jpg"), ["000007_cam0_0.jpg does not follow"]),
@@ -149,7 +149,7 @@ def test_one_camera_to_learn_from_is_enough(place, command):
 
 
 def test_duplicates_count_as_often_as_they_are_there(place, command):
-    """The same pictures under a second name, of the same camera: no match of each other, as the protocol leaves them out."""
+    """The same images under a second name, of the same camera: no match of each other, as the protocol leaves them out."""
     def double(place):
         for folder in folders(place):
             for path in sorted(folder.iterdir()):
@@ -162,7 +162,7 @@ def test_duplicates_count_as_often_as_they_are_there(place, command):
         run_case(case, place, command)
         return [row["Rank-1"] for row in scores_of(place.folder / "x.json").values()]
 
-    # Each hit and each miss comes twice: Rank-1 stays, but for a query that is as near to two pictures but for rounding.
+    # Each hit and each miss comes twice: Rank-1 stays, but for a query that is as near to two images but for rounding.
     assert hits(lambda place: None) == [pytest.approx(hit, abs=1.001 / QUERIES) for hit in hits(double)]
 
 

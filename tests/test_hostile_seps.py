@@ -27,7 +27,7 @@ def data_of(place):
 
 
 def mapping(change, number=3):
-    """Change the mapping of images to pictures: `change(mapping, the image of this number in the training split)`."""
+    """Change the mapping of images to images: `change(mapping, the image of this number in the training split)`."""
     def make(place):
         file = data_of(place) / "id_mapping.json"
         found = json.loads(file.read_text())
@@ -56,22 +56,22 @@ def file(name, content):
     return lambda place: (data_of(place) / name).write_bytes(content)
 
 
-def picture(make, number=3):
-    """Put what `make(path)` makes in the place of a training picture."""
+def image(make, number=3):
+    """Put what `make(path)` makes in the place of a training image."""
     def change(place):
-        path = a_picture(place, number)
+        path = an_image(place, number)
         path.unlink()
         make(path)
 
     return change
 
 
-def a_picture(place, number=3):
+def an_image(place, number=3):
     return Path(read_image_texts(place.root, "shapes", "train").paths[number])
 
 
 def secret_beside(place):
-    """A picture outside the data set, which a mapping asks for."""
+    """An image outside the data set, which a mapping asks for."""
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(place.folder / "secret.jpg")
 
 
@@ -106,12 +106,12 @@ TOLD = [
     ("a mapping within mappings", file("id_mapping.json", b'{"a":' * 100_000), ["no valid JSON"]),
     ("a mapping of a number of 5000 digits", file("id_mapping.json", b'{"1": ' + b"9" * 5000 + b"}"), ["no valid JSON"]),
     ("a mapping of zeros", file("id_mapping.json", bytes(100)), ["no valid JSON"]),
-    ("a picture that is a folder", picture(lambda path: path.mkdir()), ["is missing"]),
-    ("a picture that is a dead link", picture(lambda path: path.symlink_to("nowhere")), ["is missing"]),
-    ("a picture that is a pipe", picture(os.mkfifo), ["is missing"]),
-    ("a picture that is none", picture(lambda path: path.write_text("text")), ["cannot identify", "replace it."]),
-    ("a picture of nothing", picture(lambda path: path.touch()), ["it is empty", "replace it."]),
-    ("a picture cut short", lambda place: os.truncate(a_picture(place), 300), ["cannot be read"]),
+    ("an image that is a folder", image(lambda path: path.mkdir()), ["is missing"]),
+    ("an image that is a dead link", image(lambda path: path.symlink_to("nowhere")), ["is missing"]),
+    ("an image that is a pipe", image(os.mkfifo), ["is missing"]),
+    ("an image that is none", image(lambda path: path.write_text("text")), ["cannot identify", "replace it."]),
+    ("an image of nothing", image(lambda path: path.touch()), ["it is empty", "replace it."]),
+    ("an image cut short", lambda place: os.truncate(an_image(place), 300), ["cannot be read"]),
     ("an empty caption", line("train_caps.txt", 3, "  "), ["train_caps.txt, line 3", "is empty"]),
     ("no captions", file("train_caps.txt", b""), ["train_caps.txt is empty"]),
     ("captions of another encoding", line("train_caps.txt", 3, "Stra\xdfe".encode("latin-1")), ["line 3", "not UTF-8"]),
@@ -144,13 +144,13 @@ def with_line_ends_of_windows(place):
 
 
 def renamed(place, number, name="Straße 猫 %s {0}.jpg"):
-    path = a_picture(place, number)
+    path = an_image(place, number)
     path.rename(path.with_name(name))
     to(name, number)(place)
 
 
 def linked(place, number):
-    shutil.move(a_picture(place, number), place.folder / "far.jpg")
+    shutil.move(an_image(place, number), place.folder / "far.jpg")
     (data_of(place) / "images" / "near.jpg").symlink_to(place.folder / "far.jpg")
     to("near.jpg", number)(place)
 
@@ -165,28 +165,28 @@ STRANGE = {
     "pictures": [
         lambda place: renamed(place, 1),
         lambda place: linked(place, 2),
-        picture(lambda path: Image.new("RGB", (1, 1)).save(path), 3),
-        picture(lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path, "PNG"), 4),
-        picture(lambda path: Image.new("P", (9, 9)).save(path, "PNG", transparency=b"\0\1"), 5),
-        picture(lambda path: Image.new("RGB", (3000, 2)).save(path), 6),
+        image(lambda path: Image.new("RGB", (1, 1)).save(path), 3),
+        image(lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path, "PNG"), 4),
+        image(lambda path: Image.new("P", (9, 9)).save(path, "PNG", transparency=b"\0\1"), 5),
+        image(lambda path: Image.new("RGB", (3000, 2)).save(path), 6),
         mapping(lambda found, image: found.update({image: found[min(found)]}), 7)],  # the same for two images
 }
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_strange_captions_and_pictures_are_trained_on(what, place, command):
+def test_strange_captions_and_images_are_trained_on(what, place, command):
     for make in STRANGE[what]:
         make(place)
     stderr = run_case(Case("", "train_seps", lambda place: None, ONE_EPOCH, ()), place, command)[1]
-    assert "pictures are in training" not in stderr
+    assert "images are in training" not in stderr
     records = json.loads((place.folder / "output" / "metrics.json").read_text())
     assert np.isfinite(records[-1]["loss"]) and 0 <= records[-1]["test"]["rSum"] <= 600
 
 
-def test_pictures_of_training_in_the_test_are_a_warning(place, command):
+def test_images_of_training_in_the_test_are_a_warning(place, command):
     for kind in ("caps.txt", "ids.txt", "dense.jsonl"):
         shutil.copy(data_of(place) / f"train_{kind}", data_of(place) / f"test_{kind}")
     _, stderr = run_case(Case("", "train_seps", lambda place: None, ONE_EPOCH, ()), place, command)
-    said = f"WARNING: {seps_tiny.SIZES['train']} pictures are in training and test"
+    said = f"WARNING: {seps_tiny.SIZES['train']} images are in training and test"
     assert said in stderr and said in (place.folder / "output" / "log.txt").read_text()
     assert train_seps.__doc__

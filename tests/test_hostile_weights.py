@@ -7,7 +7,7 @@ from hostile import Case, run_case, table, weights_for
 from weight_files import save_archive, save_safetensors
 
 FILE = ("--weight", "{folder}/w.pth")
-NORM = "trunk.vit.norm.weight"
+NORM = "backbone.vit.norm.weight"
 
 
 def nothing(place):

@@ -17,8 +17,8 @@ MAPPING = {"7": "seven.jpg", "cat": "deep/er/cat.jpg", "40": "forty.png", "unuse
 def write_data(root, ids=IDS, captions=CAPTIONS, dense=True, split="train"):
     """A data set "set" of three images with two captions each."""
     folder = root / "set"
-    for picture in ("seven.jpg", "deep/er/cat.jpg", "forty.png"):
-        path = folder / "images" / picture
+    for image in ("seven.jpg", "deep/er/cat.jpg", "forty.png"):
+        path = folder / "images" / image
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not decoded by the reader")
     (folder / "id_mapping.json").write_text(json.dumps(MAPPING))
@@ -97,7 +97,7 @@ def test_texts_are_unicode_and_lines_end_at_line_breaks_alone(tmp_path):
         assert read(tmp_path).captions == captions
 
 
-def test_many_captions_need_one_look_at_each_picture(tmp_path, monkeypatch):
+def test_many_captions_need_one_look_at_each_image(tmp_path, monkeypatch):
     looks, is_file = [], os.path.isfile
     monkeypatch.setattr("os.path.isfile", lambda path: looks.append(path) or is_file(path))
     folder = write_data(tmp_path, captions=CAPTIONS * 500)
@@ -115,7 +115,7 @@ MISTAKES = {
     "no captions file": (lambda f: (f / CAPS).unlink(), CAPS, "is missing"),
     "no ids file": (lambda f: (f / IDS_FILE).unlink(), IDS_FILE, "is missing"),
     "no mapping": (lambda f: (f / MAP).unlink(), MAP, "is missing"),
-    "no images": (lambda f: (f / "images").rename(f / "pictures"), "images", "is missing"),
+    "no images": (lambda f: (f / "images").rename(f / "images"), "images", "is missing"),
     "a folder for a file": (lambda f: (f / CAPS).unlink() or (f / CAPS).mkdir(), CAPS, "cannot be read"),
     "no captions": (lambda f: (f / CAPS).write_text(""), CAPS, "is empty"),
     "blank captions": (lambda f: (f / CAPS).write_text("\n \n\n"), CAPS, "is empty"),
@@ -123,13 +123,13 @@ MISTAKES = {
     "an empty caption": (lambda f: replace_line(f / CAPS, 4, " \t"), f"{CAPS}, line 4", "the line is empty"),
     "an empty id": (lambda f: replace_line(f / IDS_FILE, 2, ""), f"{IDS_FILE}, line 2", "the line is empty"),
     "an unknown id": (lambda f: replace_line(f / IDS_FILE, 3, "41"), f"{IDS_FILE}, line 3", "'41' is not in"),
-    "a picture is gone": (lambda f: (f / "images/deep/er/cat.jpg").unlink(), "images/deep/er/cat.jpg", "'cat'"),
+    "an image is gone": (lambda f: (f / "images/deep/er/cat.jpg").unlink(), "images/deep/er/cat.jpg", "'cat'"),
     "too many captions": (lambda f: (f / CAPS).write_text("a\n" * 7), CAPS, "7 captions"),
     "more ids than captions": (lambda f: (f / CAPS).write_text("a\nb\n"), IDS_FILE, "3 ids"),
     "one image": (lambda f: (f / IDS_FILE).write_text("7\n7\n"), IDS_FILE, "a single image"),
     "broken mapping": (lambda f: (f / MAP).write_text('{"7": '), MAP, "no valid JSON"),
     "deep mapping": (lambda f: (f / MAP).write_text("[" * 100_000), MAP, "no valid JSON"),
-    "a list of pictures": (lambda f: (f / MAP).write_text("[]"), MAP, "one JSON object"),
+    "a list of images": (lambda f: (f / MAP).write_text("[]"), MAP, "one JSON object"),
     "an absolute path": (lambda f: (f / MAP).write_text(json.dumps({**MAPPING, "cat": "/etc/cat.jpg"})), MAP, "'/etc/cat.jpg'"),
     "a path outside": (lambda f: (f / MAP).write_text(json.dumps({**MAPPING, "40": "a/../../x.jpg"})), MAP, "stay inside"),
     "a number for a path": (lambda f: (f / MAP).write_text(json.dumps({**MAPPING, "40": 40})), MAP, "must be relative"),

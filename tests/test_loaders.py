@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from triplets import FIRST, PLAIN, config, cut_short, message_of, pictures_of, zero_bytes
+from triplets import FIRST, PLAIN, config, cut_short, images_of, message_of, zero_bytes
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import Sample
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
     TripletDataset,
@@ -24,7 +25,6 @@ from demo_sdtps.datasets.loaders import (
     train_loader,
     use_cache,
 )
-from demo_sdtps.datasets.pictures import decode
 from demo_sdtps.datasets.transforms import train_transform
 
 
@@ -128,7 +128,7 @@ def test_neither_processes_nor_the_cache_change_a_bit(tiny_root, opts):
     assert_equal_batches(load_epoch(tiny_root, *opts), expected)
 
 
-def test_another_seed_or_epoch_gives_other_pictures(tiny_root):
+def test_another_seed_or_epoch_gives_other_images(tiny_root):
     ours = load_epoch(tiny_root)
     for other in (load_epoch(tiny_root, "SOLVER.SEED", "5"), load_epoch(tiny_root, epoch=2)):
         assert not torch.equal(ours[0][0]["RGB"], other[0][0]["RGB"])
@@ -147,8 +147,8 @@ def test_epochs_of_one_loader_are_those_of_fresh_ones(tiny_root):
                                   ["INPUT.PROB", "0.0", "INPUT.PADDING", "4", "INPUT.RE_PROB", "0.0"],
                                   ["INPUT.PROB", "0.0", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5"]], ids=" ".join)
 def test_modalities_draw_each_for_itself(tiny_root, opts):
-    """The same picture three times comes out different, by flip, by crop and by erasing alone."""
-    path = str(pictures_of(tiny_root) / FIRST)
+    """The same image three times comes out different, by flip, by crop and by erasing alone."""
+    path = str(images_of(tiny_root) / FIRST)
     dataset = TripletDataset([Sample((path,) * 3, 1, 0)], [0], train_transform(config(tiny_root, *opts)), cache=False)
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
@@ -172,7 +172,7 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
 
 @pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"),
                                                (test_loader, "2")])
-def test_a_damaged_picture_is_one_clean_error(own_root, no_process_left, make, workers):
+def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, workers):
     cfg = config(own_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
     samples = read_splits(cfg, ("train",))["train"]
     for sample in samples[::2]:  # some of them are in every epoch
@@ -210,7 +210,7 @@ def test_loading_processes_wait_for_the_next_epoch_until_they_are_stopped(tiny_r
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
-def test_a_damaged_picture_is_told_while_the_cache_is_filled(own_root):
+def test_a_damaged_image_is_told_while_the_cache_is_filled(own_root):
     cfg = config(own_root, "DATASETS.CACHE", "yes")
     samples = read_splits(cfg, ("train",))["train"]
     zero_bytes(Path(samples[30].paths[1]))
@@ -243,11 +243,11 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
         assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), samples) is False
 
 
-def test_cached_pictures_are_not_changed_by_augmentation(tiny_root):
+def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
     samples = read_splits(cfg, ("train",))["train"][:2]
     dataset = TripletDataset(samples, [0, 0], train_transform(cfg), cache=True)
     for seed in range(10):
         dataset[1, seed]
-    for cached, path in zip(dataset.pictures[1], samples[1].paths, strict=True):
+    for cached, path in zip(dataset.images[1], samples[1].paths, strict=True):
         assert np.array_equal(cached.numpy(), decode(path).numpy())

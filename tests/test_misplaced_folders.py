@@ -39,7 +39,7 @@ def test_a_splits_folder_in_other_letters(tmp_path, name):
     assert f" is missing, but there is {there}: rename it to {folder.name}. (The train split" in message(tmp_path, name)
 
 
-def test_the_pictures_folder_in_other_letters(tmp_path, name):
+def test_the_images_folder_in_other_letters(tmp_path, name):
     folder = Path(WRITERS[name](tmp_path)["train"][0].paths[-1]).parent  # of a modality, where each has its own
     there = in_other_letters(folder)
     assert f"The folder {folder} is missing, but there is {there}: rename it to {folder.name}." in message(tmp_path, name)

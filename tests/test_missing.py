@@ -1,4 +1,4 @@
-"""Missing modalities: one case by TEST.MISS, and all six at once from one pass of the trunk (spec 6)."""
+"""Missing modalities: one case by TEST.MISS, and all six at once from one pass of the backbone (spec 6)."""
 import runpy
 
 import pytest
@@ -38,10 +38,10 @@ def test_all_cases_equal_each_alone(opts, is_guided):
     model = tiny_model(GUIDE, is_guided, *opts).eval()
     images, _ = random_images(1, batch=5)
     cameras = torch.tensor([3, 1, 1, 3, 1])
-    together = model.patterns_of_cases(images, cameras, CASES)
+    together = model.extract_features(images, cameras, CASES)
     for missing, patterns in zip(CASES, together, strict=True):
         expected = model.patterns(zeroed(images, missing), cameras)
-        alone, = model.patterns_of_cases(images, cameras, [missing])
+        alone, = model.extract_features(images, cameras, [missing])
         assert list(patterns) == list(expected) == [1, 2, 3]
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
@@ -61,7 +61,7 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
         model = tiny_model(GUIDE, is_guided, *FUSION)
         torch.manual_seed(5)  # HDM has dropout
         trained = model.train()(images, cameras)
-        complete, *_ = model.eval().patterns_of_cases(images, cameras, CASES)
+        complete, *_ = model.eval().extract_features(images, cameras, CASES)
         found.append([torch.as_tensor(part) for part in (*trained, *complete.values())])
     assert len(found[0]) == 3 * 2 + 1 + 3
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -73,9 +73,10 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
 def test_whom_a_missing_modality_guides(missing, is_guided):
     """Itself in any case, the others by MODEL.SDTPS_GUIDE_MISSING; the tokens come with the choice."""
     model = tiny_model(GUIDE, is_guided).eval()
-    (patches, globals_), = model.encode_cases(*random_images(5), [missing])
-    others = {modality: torch.randn_like(own) if modality in missing else own for modality, own in globals_.items()}
-    for before, after in zip(model.slim(patches, globals_, missing), model.slim(patches, others, missing), strict=True):
+    (patches, global_feats), = model.encode_cases(*random_images(5), [missing])
+    others = {modality: torch.randn_like(own) if modality in missing else own for modality, own in global_feats.items()}
+    selections = [model.select_tokens(patches, given, missing) for given in (global_feats, others)]
+    for before, after in zip(*selections, strict=True):
         for modality in MODALITIES:
             assert torch.equal(before[modality], after[modality]) != (is_guided or modality in missing), modality
 
@@ -86,18 +87,18 @@ def test_whom_a_missing_modality_guides(missing, is_guided):
 def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     model = tiny_model(GUIDE, is_guided, "TEST.MISS", miss).eval()
     images, cameras = random_images(6, batch=1)
-    patches, globals_ = model.encode(zeroed(images, MISSING[miss]), cameras)
+    patches, global_feats = model.encode(zeroed(images, MISSING[miss]), cameras)
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in MISSING[miss]]
     slimmed, _ = reference.sdtps({name: weight.double() for name, weight in model.sdtps.state_dict().items()},
-                                 *([part[modality].double() for modality in MODALITIES] for part in (patches, globals_)),
+                                 *([part[modality].double() for modality in MODALITIES] for part in (patches, global_feats)),
                                  0.5, 0.4, 0.25, missing=unguided)
     assert relative_error(model(images, cameras, return_pattern=2), torch.cat([part.mean(dim=1) for part in slimmed], 1)) < 1e-5
 
 
 def seen_by(model, call):
-    """The images that a call sends through the trunk, one by one."""
+    """The images that a call sends through the backbone, one by one."""
     seen = []
-    handle = model.trunk.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].unbind()))
+    handle = model.backbone.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].unbind()))
     call()
     handle.remove()
     return seen
@@ -106,12 +107,12 @@ def seen_by(model, call):
 @pytest.mark.parametrize("cases", [CASES, CASES[1:], CASES[:1], CASES[3:5], CASES[5:6]],
                          ids=["all", "the six", "complete", "two", "one"])
 @torch.no_grad()
-def test_every_image_passes_the_trunk_once(cases):
+def test_every_image_passes_the_backbone_once(cases):
     """A missing one only where another case has it; zeros once per camera and modality at most."""
     model = tiny_model().eval()
     batch = 9
     images, cameras = random_images(2, batch=batch)
-    seen = seen_by(model, lambda: model.patterns_of_cases(images, cameras, cases))
+    seen = seen_by(model, lambda: model.extract_features(images, cameras, cases))
     needed = [modality for modality in MODALITIES if any(modality not in missing for missing in cases)]
     blank = [image for image in seen if image.eq(0).all()]
     for modality in MODALITIES:
@@ -126,11 +127,11 @@ def test_every_image_passes_the_trunk_once(cases):
 @pytest.mark.parametrize("miss", MISSING)
 @torch.no_grad()
 def test_one_case_by_configuration(miss, is_guided):
-    """TEST.MISS acts in evaluation alone, and does not encode the pictures that it hides."""
+    """TEST.MISS acts in evaluation alone, and does not encode the images that it hides."""
     model, complete = (tiny_model(GUIDE, is_guided, *more) for more in (("TEST.MISS", miss), ()))
     images, cameras = random_images(3)
     found = model.eval().patterns(images, cameras)
-    expected, = complete.eval().patterns_of_cases(images, cameras, [frozenset(MISSING[miss])])
+    expected, = complete.eval().extract_features(images, cameras, [frozenset(MISSING[miss])])
     for pattern, feature in found.items():
         assert relative_error(feature, expected[pattern]) < 1e-5
     assert torch.equal(model(images, cameras, return_pattern=2), found[2])

@@ -6,7 +6,7 @@ from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
 from demo_sdtps.datasets import READERS, read_splits
-from demo_sdtps.engine.evaluate import caption, make_test_data, place_name
+from demo_sdtps.engine.evaluate import caption, exclude_key, make_test_data
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")
@@ -22,7 +22,7 @@ def split_folder(root, name="bounding_box_test"):
 
 
 def keep(root, wanted):
-    """Remove the test pictures whose names do not satisfy `wanted`."""
+    """Remove the test images whose names do not satisfy `wanted`."""
     for name in ("query3", "bounding_box_test"):
         for path in split_folder(root, name).rglob("*.jpg"):
             if not wanted(path.name):
@@ -52,13 +52,13 @@ def test_stray_files_and_hidden_folders_break_nothing(own):
     assert read_splits(config(root, *NAME)) == expected
 
 
-def test_an_identity_folder_without_pictures_is_told(own):
+def test_an_identity_folder_without_images_is_told(own):
     root, _ = own
     folder = split_folder(root) / "0099"
     for modality in MODALITY_FOLDERS:
         (folder / modality).mkdir(parents=True)
     message = message_of(read_splits, config(root, *NAME))
-    assert f"The identity folder {folder} holds no pictures; add them or remove it" in message
+    assert f"The identity folder {folder} holds no images; add them or remove it" in message
     assert "The gallery split of MSVR310" in message
 
 
@@ -73,7 +73,7 @@ def test_matches_are_in_another_scene(own):
     """With a single scene nothing can be scored, whatever the cameras; with a single camera all can."""
     root, _ = own
     cfg = config(root, *NAME)
-    assert place_name(cfg) == "scene"
+    assert exclude_key(cfg) == "scene"
     keep(root, lambda name: "_v7_" in name)
     found = read_splits(cfg, ("query", "gallery"))
     assert {sample.camera for samples in found.values() for sample in samples} == {7}
@@ -100,14 +100,14 @@ def test_each_query_is_read_from_its_own_split(own):
     assert len(data.samples) == 12 + 24
 
 
-def test_a_picture_in_another_identitys_folder_is_told(own):
+def test_an_image_in_another_identitys_folder_is_told(own):
     root, _ = own
     first, second = sorted(split_folder(root).iterdir())[:2]
     name = sorted((first / "vis").iterdir())[0].name
     for modality in ("vis", "ni", "th"):
         (first / modality / name).rename(second / modality / name)
     message = message_of(read_splits, config(root, *NAME))
-    assert f"The picture {second / 'vis' / name} is of identity {int(name[:4])}, but lies in the folder of" in message
+    assert f"The image {second / 'vis' / name} is of identity {int(name[:4])}, but lies in the folder of" in message
     assert f" {int(second.name)};" in message
 
 

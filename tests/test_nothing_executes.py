@@ -106,7 +106,7 @@ def test_a_bomb_is_refused_by_seps(case, place, shapes_root, command):
     assert not (place.folder / NAME).exists()
 
 
-def test_a_program_is_no_checkpoint_and_no_weights_of_a_plain_trunk(place, command):
+def test_a_program_is_no_checkpoint_and_no_weights_of_a_plain_backbone(place, command):
     path = place.folder / "w.pth"
     program(path)
     torch.jit.load(path)
@@ -170,11 +170,11 @@ def endless(content):
 
 
 def sparse(content):
-    content["model"]["trunk.vit.norm.weight"] = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.long), [], (64,))
+    content["model"]["backbone.vit.norm.weight"] = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.long), [], (64,))
 
 
 def on_meta(content):
-    content["model"]["trunk.vit.norm.weight"] = torch.empty(64, device="meta")
+    content["model"]["backbone.vit.norm.weight"] = torch.empty(64, device="meta")
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -54,13 +54,13 @@ def test_every_trainable_parameter_once():
     assert by_name(model, groups).keys() == {name for name, _ in model.named_parameters()} - frozen
 
 
-def test_groups_of_an_imagenet_kind_of_trunk():
+def test_groups_of_an_imagenet_kind_of_backbone():
     found = by_name(*imagenet_kind())
     weight, bias = (BASE_LR, DECAY), (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
-    assert found["trunk.vit.blocks.0.attn.qkv.weight"] == (OF_THE_TRUNK, DECAY)
-    assert found["trunk.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_TRUNK, BIAS_DECAY)
-    assert found["trunk.vit.pos_embed"] == (OF_THE_TRUNK, DECAY)
-    assert found["trunk.camera_embedding"] == (OF_THE_TRUNK, DECAY)
+    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (OF_THE_TRUNK, DECAY)
+    assert found["backbone.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_TRUNK, BIAS_DECAY)
+    assert found["backbone.vit.pos_embed"] == (OF_THE_TRUNK, DECAY)
+    assert found["backbone.camera_embedding"] == (OF_THE_TRUNK, DECAY)
     assert found["pife.reduce.NI.1.weight"] == weight
     assert found["pife.reduce.NI.1.bias"] == bias
     assert found["sdtps.tir_sparse.score_predictor.0.weight"] == weight
@@ -70,15 +70,15 @@ def test_groups_of_an_imagenet_kind_of_trunk():
     assert found["heads.original.classifier.weight"] == weight
 
 
-def test_groups_of_clips_trunk():
+def test_groups_of_clips_backbone():
     model = clip_model()
     found = by_name(model, parameter_groups(load_cfg(CLIP_CONFIG, SOLVER), model))
-    assert found["trunk.vit.blocks.0.attn.qkv.weight"] == (5e-6, DECAY)
-    assert found["trunk.vit.blocks.11.mlp.fc2.bias"] == (5e-6, BIAS_DECAY)
-    assert found["trunk.vit.norm_pre.bias"] == (5e-6, BIAS_DECAY)
-    assert found["trunk.vit.cls_token"] == (5e-6, DECAY)
-    assert found["trunk.vit.head.weight"] == (5e-6, DECAY)
-    assert found["trunk.camera_embedding"] == (BASE_LR, DECAY)
+    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (5e-6, DECAY)
+    assert found["backbone.vit.blocks.11.mlp.fc2.bias"] == (5e-6, BIAS_DECAY)
+    assert found["backbone.vit.norm_pre.bias"] == (5e-6, BIAS_DECAY)
+    assert found["backbone.vit.cls_token"] == (5e-6, DECAY)
+    assert found["backbone.vit.head.weight"] == (5e-6, DECAY)
+    assert found["backbone.camera_embedding"] == (BASE_LR, DECAY)
     assert found["pife.reduce.RGB.1.bias"] == (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
 
 
@@ -90,7 +90,7 @@ def test_large_fc_lr():
 
 
 def test_groups_are_few():
-    """Trunk and new layers, weights and biases."""
+    """Backbone and new layers, weights and biases."""
     _, groups = imagenet_kind()
     assert len(groups) == 4
     assert len({(group["lr"], group["weight_decay"]) for group in groups}) == 4

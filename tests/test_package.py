@@ -99,13 +99,13 @@ def test_the_names_of_the_document_are_there():
     names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
     assert len(names) > 12
     for name in names:
-        assert is_there(name), name
+        assert requested(name), name
     (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(example, found := {})
     assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1
 
 
-def is_there(name):
+def requested(name):
     """As a module, or as what one defines."""
     parent, _, leaf = name.rpartition(".")
     try:

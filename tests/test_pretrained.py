@@ -1,4 +1,4 @@
-"""Pretrained weights from every container into the trunk."""
+"""Pretrained weights from every container into the backbone."""
 import struct
 from functools import lru_cache
 
@@ -11,8 +11,8 @@ from tiny import CAMERAS, tiny_cfg
 from torch import nn
 from weight_files import message, save_archive, save_torch, save_torch_before_zip
 
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.pretrained import load_pretrained, read_source, read_weights, resize_position
-from demo_sdtps.modeling.trunk import Trunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 
@@ -29,9 +29,9 @@ def test_position_embedding_of_no_square_grid(count):
     assert "square" in message(lambda: resize_position(torch.zeros(1, count, 8), (16, 8)))
 
 
-def tiny_trunk(*opts):
+def tiny_backbone(*opts):
     torch.manual_seed(2)
-    return Trunk(tiny_cfg(*opts), CAMERAS)
+    return Backbone(tiny_cfg(*opts), CAMERAS)
 
 
 @lru_cache
@@ -42,13 +42,13 @@ def classifier_weights(seed, side):
 
 
 def pretrained_timm(seed=3, side=6):
-    """Weights of a classifier like the tiny trunk, for square pictures: side² patches and a head for ten classes."""
+    """Weights of a classifier like the tiny backbone, for square images: side² patches and a head for ten classes."""
     return dict(classifier_weights(seed, side))
 
 
-def assert_loaded(trunk, weights, but=()):
-    """Every tensor of the tiny trunk is the one of its name, the position embedding resized from its square."""
-    for name, tensor in trunk.vit.state_dict().items():
+def assert_loaded(backbone, weights, but=()):
+    """Every tensor of the tiny backbone is the one of its name, the position embedding resized from its square."""
+    for name, tensor in backbone.vit.state_dict().items():
         if name not in but:
             expected = resize_position(weights[name], (8, 4)) if name == "pos_embed" else weights[name].float()
             assert torch.equal(tensor, expected), name
@@ -65,54 +65,54 @@ FORMATS = {
 
 @pytest.mark.parametrize("file, save, container", FORMATS.values(), ids=FORMATS)
 def test_load_timms_names(file, save, container, tmp_path):
-    trunk, weights, path = tiny_trunk(), pretrained_timm(), tmp_path / file
-    camera_embedding = trunk.camera_embedding.clone()
+    backbone, weights, path = tiny_backbone(), pretrained_timm(), tmp_path / file
+    camera_embedding = backbone.camera_embedding.clone()
     save({container: weights, "epoch": 3} if container else weights, path)
-    report = load_pretrained(trunk, "test_vit", str(path))
-    assert_loaded(trunk, weights)
-    assert torch.equal(trunk.camera_embedding, camera_embedding)
-    total = len(trunk.vit.state_dict())
+    report = load_pretrained(backbone, "test_vit", str(path))
+    assert_loaded(backbone, weights)
+    assert torch.equal(backbone.camera_embedding, camera_embedding)
+    total = len(backbone.vit.state_dict())
     assert f"{total} of {total} tensors loaded, 1 resized (pos_embed), 0 missing" in report
     assert str(path) in report
 
 
 def test_load_float16(tmp_path):
-    trunk = tiny_trunk()
+    backbone = tiny_backbone()
     weights = {name: tensor.half() for name, tensor in pretrained_timm().items()}
     torch.save(weights, tmp_path / "w.pth")
-    load_pretrained(trunk, "test_vit", str(tmp_path / "w.pth"))
-    assert all(tensor.dtype is torch.float32 for tensor in trunk.vit.state_dict().values())
-    assert_loaded(trunk, {name: tensor.float() for name, tensor in weights.items()})
+    load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
+    assert all(tensor.dtype is torch.float32 for tensor in backbone.vit.state_dict().values())
+    assert_loaded(backbone, {name: tensor.float() for name, tensor in weights.items()})
 
 
 def test_positions_of_the_same_grid_stay_as_they_are(tmp_path):
-    trunk = tiny_trunk("INPUT.SIZE_TRAIN", [48, 48], "INPUT.SIZE_TEST", [48, 48])
+    backbone = tiny_backbone("INPUT.SIZE_TRAIN", [48, 48], "INPUT.SIZE_TEST", [48, 48])
     weights = pretrained_timm()
     torch.save(weights, tmp_path / "w.pth")
-    report = load_pretrained(trunk, "test_vit", str(tmp_path / "w.pth"))
-    assert torch.equal(trunk.vit.pos_embed, weights["pos_embed"])
+    report = load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
+    assert torch.equal(backbone.vit.pos_embed, weights["pos_embed"])
     assert "0 resized," in report
 
 
 def test_positions_of_a_square_are_resized_to_a_grid_of_as_many(tmp_path):
-    trunk = tiny_trunk("INPUT.SIZE_TRAIN", [128, 32], "INPUT.SIZE_TEST", [128, 32])
+    backbone = tiny_backbone("INPUT.SIZE_TRAIN", [128, 32], "INPUT.SIZE_TEST", [128, 32])
     weights = pretrained_timm(side=8)
     torch.save(weights, tmp_path / "w.pth")
-    load_pretrained(trunk, "test_vit", str(tmp_path / "w.pth"))
-    assert torch.equal(trunk.vit.pos_embed, resize_position(weights["pos_embed"], (16, 4)))
+    load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
+    assert torch.equal(backbone.vit.pos_embed, resize_position(weights["pos_embed"], (16, 4)))
 
 
 def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
-    trunk, weights = tiny_trunk(), pretrained_timm()
-    before = {name: tensor.clone() for name, tensor in trunk.vit.state_dict().items()}
+    backbone, weights = tiny_backbone(), pretrained_timm()
+    before = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
     missing = ["blocks.0.norm1.bias", "norm.weight"]
     del weights["norm.weight"]
     weights["blocks.0.norm1.bias"] = torch.ones(7)
     torch.save(weights, tmp_path / "w.pth")
-    report = load_pretrained(trunk, "test_vit", str(tmp_path / "w.pth"))
-    assert_loaded(trunk, weights, but=missing)
+    report = load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
+    assert_loaded(backbone, weights, but=missing)
     for name in missing:
-        assert torch.equal(trunk.vit.state_dict()[name], before[name])
+        assert torch.equal(backbone.vit.state_dict()[name], before[name])
     assert f"{len(before) - 2} of {len(before)} tensors loaded" in report
     assert report.endswith("1 missing (norm.weight), 1 of another shape (blocks.0.norm1.bias)")
 
@@ -122,9 +122,9 @@ def test_incomplete_weights_are_said_loudly(tmp_path):
     part = {name: tensor for name, tensor in whole.items() if name.startswith("norm.")}
     for weights in (whole, part):
         torch.save(weights, tmp_path / "w.pth")
-        report = load_pretrained(tiny_trunk(), "test_vit", str(tmp_path / "w.pth"))
+        report = load_pretrained(tiny_backbone(), "test_vit", str(tmp_path / "w.pth"))
         assert report.startswith("WARNING: incomplete") == (weights is part)
-    total = len(tiny_trunk().vit.state_dict())
+    total = len(tiny_backbone().vit.state_dict())
     assert f"2 of {total} tensors loaded, 0 resized, {total - 2} missing (blocks.0.attn.proj.bias, " in report
     assert report.endswith(", …)") and report.count(", ") < 10
 
@@ -133,18 +133,18 @@ def test_incomplete_weights_are_said_loudly(tmp_path):
 
 
 def test_no_source_is_said_loudly():
-    trunk = tiny_trunk()
-    before = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
-    assert "RANDOM" in load_pretrained(trunk, "test_vit", "")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trunk.state_dict().items())
+    backbone = tiny_backbone()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    assert "RANDOM" in load_pretrained(backbone, "test_vit", "")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
 
 
 def load_error(path):
-    """What load_pretrained says of the file, which it must name; the trunk is left as it was."""
-    trunk = tiny_trunk()
-    before = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
-    text = message(lambda: load_pretrained(trunk, "test_vit", str(path)))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trunk.state_dict().items())
+    """What load_pretrained says of the file, which it must name; the backbone is left as it was."""
+    backbone = tiny_backbone()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    text = message(lambda: load_pretrained(backbone, "test_vit", str(path)))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
     assert "MODEL.PRETRAIN_PATH_T" in text and str(path) in text
     return text
 
@@ -206,7 +206,7 @@ class Scaled(nn.Module):
 
 
 def test_torchscript_of_another_model(tmp_path):
-    """An archive is a program: read for CLIP's trunks alone, refused for any other."""
+    """An archive is a program: read for CLIP's backbones alone, refused for any other."""
     torch.jit.script(Scaled()).save(str(tmp_path / "w.pt"))
     assert list(read_source("vit_base_patch16_clip_224", str(tmp_path / "w.pt"))) == ["inner.weight", "inner.bias"]
     assert "plain tensors" in load_error(tmp_path / "w.pt")
@@ -234,7 +234,7 @@ def test_weights_that_do_not_fit_at_all(weights, tmp_path):
 
 
 def test_position_embedding_of_no_square_grid_in_a_file(tmp_path):
-    trunk, weights = tiny_trunk(), pretrained_timm()
+    backbone, weights = tiny_backbone(), pretrained_timm()
     weights["pos_embed"] = torch.randn(1, 1 + 30, 64)
     torch.save(weights, tmp_path / "w.pth")
-    assert "31 entries" in message(lambda: load_pretrained(trunk, "test_vit", str(tmp_path / "w.pth")))
+    assert "31 entries" in message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth")))

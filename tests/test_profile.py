@@ -66,7 +66,7 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
     with torch.no_grad():
         tokens = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
         if sdtps:
-            tokens = model.slim(*tokens)[0], tokens[1]
+            tokens = model.select_tokens(*tokens)[0], tokens[1]
     assert tokens[0]["TI"].shape == (1, 7 if sdtps else 32, TRUNK_WIDTH)
     count = products(Fusion(TRUNK_WIDTH).eval().decouple, *tokens)
     assert profile_flops.plain_hdm_macs(TRUNK_WIDTH, profile_flops.tokens_of_hdm(model)) == count
@@ -100,10 +100,10 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
     """Of the plain form's count only the softmax and the scaling of the queries are lost."""
     cfg = load_cfg(CONFIG, SMALL)
     model = make_model(cfg, 6, 4).eval()
-    blocks = model.trunk.vit.blocks
+    blocks = model.backbone.vit.blocks
     counts = {}
     for fused in (False, True):
-        model.trunk.fused_attention = fused
+        model.backbone.fused_attention = fused
         counts[fused] = profile_flops.count_macs(cfg, model)[""]
     tokens = 1 + 8 * 4
     softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * TRUNK_WIDTH
@@ -123,5 +123,5 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
 @pytest.mark.parametrize("miss", ["rn", "all"])
 def test_profile_is_of_a_complete_triplet(command, tmp_path, miss):
     outputs = [command(profile_flops.main, *words_for(tmp_path, "TEST.MISS", case))[:2] for case in ("nothing", miss)]
-    assert outputs[0][0] == 0 and "trunk" in outputs[0][1]
+    assert outputs[0][0] == 0 and "backbone" in outputs[0][1]
     assert outputs[1] == outputs[0]

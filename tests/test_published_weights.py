@@ -1,4 +1,4 @@
-"""Published weights of ViT-B/16, at their real names and shapes, from every container into the trunk; timm's hub."""
+"""Published weights of ViT-B/16, at their real names and shapes, from every container into the backbone; timm's hub."""
 import math
 from functools import lru_cache
 
@@ -10,8 +10,8 @@ from tiny import CAMERAS, tiny_cfg
 from weight_files import message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
 
 from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
-from demo_sdtps.modeling.trunk import Trunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 
@@ -61,20 +61,20 @@ REAL = {
                            save_safetensors),
 }
 GRIDS = {16: (16, 8), 12: (21, 10)}
-"""Of 256×128 pictures, by stride; the weights have 14×14."""
+"""Of 256×128 images, by stride; the weights have 14×14."""
 
 
 @lru_cache(maxsize=1)
-def real_trunk(name, stride):
-    """A trunk with whatever is in memory: what is not loaded into it shows."""
+def real_backbone(name, stride):
+    """A backbone with whatever is in memory: what is not loaded into it shows."""
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{stride}, {stride}]"])
     with torch.device("meta"):
-        trunk = Trunk(cfg, CAMERAS)
-    return trunk.to_empty(device="cpu")
+        backbone = Backbone(cfg, CAMERAS)
+    return backbone.to_empty(device="cpu")
 
 
 def expected_of(weights, name, grid):
-    """The tensor of the file for one of the trunk's, as the trunk must hold it."""
+    """The tensor of the file for one of the backbone's, as the backbone must hold it."""
     found = weights[name] if name in weights else weights[openai_name(name)]
     found = found.float()
     if name == "pos_embed":
@@ -85,20 +85,20 @@ def expected_of(weights, name, grid):
 
 
 PLAIN = ("OpenAI's state dict", "timm's state dict")
-# In this order each trunk is made once; the seeds differ, so that nothing of the last file passes for the next one's. The
-# stride does not know of containers: one of each kind of trunk meets both.
+# In this order each backbone is made once; the seeds differ, so that nothing of the last file passes for the next one's. The
+# stride does not know of containers: one of each kind of backbone meets both.
 @pytest.mark.parametrize("seed, stride, case", [
     (seed, stride, case) for seed, (kind, stride, case) in enumerate(
         (kind, stride, case) for kind in (CLIP, IMAGENET) for stride in GRIDS for case in REAL
         if REAL[case][0] == kind and (stride == 16 or case in PLAIN))])
 def test_published_weights(seed, stride, case, tmp_path):
     kind, make, container, file, save = REAL[case]
-    trunk, weights, path = real_trunk(kind, stride), make(seed), tmp_path / file
+    backbone, weights, path = real_backbone(kind, stride), make(seed), tmp_path / file
     save({container: weights, "epoch": 300} if container else weights, path)
-    report = load_pretrained(trunk, kind, str(path))
+    report = load_pretrained(backbone, kind, str(path))
     path.unlink()  # pytest keeps folders, and safetensors are large
-    state = trunk.vit.state_dict()
-    assert trunk.grid_size == GRIDS[stride] and state["pos_embed"].shape == (1, 1 + math.prod(GRIDS[stride]), 768)
+    state = backbone.vit.state_dict()
+    assert backbone.grid_size == GRIDS[stride] and state["pos_embed"].shape == (1, 1 + math.prod(GRIDS[stride]), 768)
     for name, tensor in state.items():
         expected = expected_of(weights, name, GRIDS[stride])
         assert tensor.dtype is torch.float32 and torch.equal(tensor, expected), name
@@ -120,13 +120,13 @@ def vit_b_32(seed):
 ], ids=["CLIP's for ImageNet's", "ImageNet's for CLIP's", "larger patches"])
 def test_another_model_of_which_most_fits_is_refused(kind, make, reason, tmp_path):
     torch.save(make(99), tmp_path / "w.pth")
-    trunk = real_trunk(kind, 12)
-    before = trunk.vit.blocks[0].mlp.fc1.weight.clone()
+    backbone = real_backbone(kind, 12)
+    before = backbone.vit.blocks[0].mlp.fc1.weight.clone()
     with pytest.raises(UserError) as raised:
-        load_pretrained(trunk, kind, str(tmp_path / "w.pth"))
+        load_pretrained(backbone, kind, str(tmp_path / "w.pth"))
     assert f"w.pth holds weights of another model than {kind}: {reason}; " in str(raised.value)
-    # Bit for bit: the trunk's weights are whatever was in memory, also what is not a number.
-    assert torch.equal(trunk.vit.blocks[0].mlp.fc1.weight.view(torch.int32), before.view(torch.int32))
+    # Bit for bit: the backbone's weights are whatever was in memory, also what is not a number.
+    assert torch.equal(backbone.vit.blocks[0].mlp.fc1.weight.view(torch.int32), before.view(torch.int32))
 
 
 # timm's hub, of which nothing may be reached here
@@ -143,12 +143,12 @@ def test_tags_on_the_hub_are_named_and_free(name):
 
 @pytest.mark.parametrize("name", [*HUB_TAGS, "test_vit"])
 def test_hub_without_a_network(name):
-    trunk = Trunk(tiny_cfg(), CAMERAS)
-    before = {key: tensor.clone() for key, tensor in trunk.state_dict().items()}
+    backbone = Backbone(tiny_cfg(), CAMERAS)
+    before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
     with torch.device("meta"):  # timm makes the model before it looks for weights
-        text = message(lambda: load_pretrained(trunk, name, "hub"))
+        text = message(lambda: load_pretrained(backbone, name, "hub"))
     assert "MODEL.PRETRAIN_PATH_T is 'hub'" in text and HUB_TAGS.get(name, name) in text and "check the network" in text
-    assert all(torch.equal(tensor, before[key]) for key, tensor in trunk.state_dict().items())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in backbone.state_dict().items())
 
 
 def test_hub_with_weights_that_were_downloaded_before(tmp_path, monkeypatch):
@@ -163,10 +163,10 @@ def test_hub_with_weights_that_were_downloaded_before(tmp_path, monkeypatch):
     save_safetensors(weights, folder / "snapshots" / commit / "model.safetensors")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
-    cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", "test_vit"])  # 256×128 pictures, patches of 16
-    trunk = Trunk(cfg, CAMERAS)
-    report = load_pretrained(trunk, "test_vit", "hub")
-    state = trunk.vit.state_dict()
+    cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", "test_vit"])  # 256×128 images, patches of 16
+    backbone = Backbone(cfg, CAMERAS)
+    report = load_pretrained(backbone, "test_vit", "hub")
+    state = backbone.vit.state_dict()
     for name, tensor in state.items():
         expected = resize_position(weights[name], (16, 8)) if name == "pos_embed" else weights[name]
         assert torch.equal(tensor, expected), name

@@ -31,7 +31,7 @@ def runs(tiny_root, tmp_path_factory):
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
-    """Whether one process loads and keeps the pictures, or two load them and keep none."""
+    """Whether one process loads and keeps the images, or two load them and keep none."""
     first, second = runs["one"], runs["loaded otherwise"]
     assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
     weights, others = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second))

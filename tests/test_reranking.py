@@ -101,8 +101,8 @@ def test_neighbourhoods_that_are_expanded(seed):
 
 
 @pytest.mark.parametrize("settings", [(10, 4, 0.3), (3, 1, 0.3), (2, 6, 0.0), (30, 10, 0.3)])
-def test_the_same_pictures_in_query_and_gallery(settings):
-    """As in RGBNT201; every picture has a twin at distance 0 and equal distances to all the others."""
+def test_the_same_images_in_query_and_gallery(settings):
+    """As in RGBNT201; every image has a twin at distance 0 and equal distances to all the others."""
     samples = torch.cat(clustered(5, 10, 25))
     for sides in ((samples, samples), (samples, samples.flip(0)), (samples[:9], samples.repeat(2, 1))):
         assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))

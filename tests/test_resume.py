@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.resume import HARMLESS
+from demo_sdtps.engine.resume import RESUMABLE_KEYS
 from demo_sdtps.seps import training
 
 AUTO = ("RESUME", "auto")
@@ -180,7 +180,7 @@ def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, 
 
 
 def test_harmless_keys_exist():
-    assert set(HARMLESS) < DEMO_SCHEMA.by_name.keys()
+    assert set(RESUMABLE_KEYS) < DEMO_SCHEMA.by_name.keys()
 
 
 def test_other_data_are_refused(fails, copied, own_root, tiny_root, tmp_path, reference):

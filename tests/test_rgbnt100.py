@@ -1,4 +1,4 @@
-"""RGBNT100: one picture per triplet, cut into three where it is decoded."""
+"""RGBNT100: one image per triplet, cut into three where it is decoded."""
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from triplets import PLAIN, a_text, config, cut_short, message_of, zero_bytes
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import SPLITS, read_splits
+from demo_sdtps.datasets.images import decode_all, decode_triplet, verify
 from demo_sdtps.datasets.loaders import TripletDataset, batches, test_loader, train_loader, use_cache
-from demo_sdtps.datasets.pictures import decode_all, decode_triplet, verify
 from demo_sdtps.datasets.transforms import test_transform, train_transform
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import export_features
@@ -35,13 +35,13 @@ def own(tmp_path):
 
 
 def parts_of(path):
-    """The picture's three parts as PIL and numpy see them, (256, 128) each."""
-    with Image.open(path) as picture:
-        whole = np.asarray(picture.convert("RGB"))
+    """The image's three parts as PIL and numpy see them, (256, 128) each."""
+    with Image.open(path) as image:
+        whole = np.asarray(image.convert("RGB"))
     return [torch.from_numpy(whole[:, start:start + 256].copy()).permute(2, 0, 1) for start in (0, 256, 512)]
 
 
-def test_the_three_parts_of_a_picture_are_its_modalities(root):
+def test_the_three_parts_of_an_image_are_its_modalities(root):
     samples = read_splits(config(root, *NAME), ("gallery",))["gallery"]
     for sample in samples:
         found = decode_triplet(sample)
@@ -66,7 +66,7 @@ def test_batches_hold_the_three_parts(root, cache):
         assert torch.allclose(torch.cat([image[modality] for image in images]), (expected / 255 - 0.5) / 0.5, atol=1e-6)
 
 
-def test_the_cache_changes_no_training_picture(root):
+def test_the_cache_changes_no_training_image(root):
     cfg = config(root, *NAME)
     samples = read_splits(cfg, ("train",))["train"][:3]
     plain, cached = (TripletDataset(samples, [0] * 3, train_transform(cfg), cache=cache) for cache in (False, True))
@@ -114,12 +114,12 @@ def test_every_camera_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("split", "width"), list(zip(SPLITS, (256, 767, 769), strict=True)))
-def test_a_picture_of_another_width_is_told(own, split, width):
+def test_an_image_of_another_width_is_told(own, split, width):
     root, expected = own
     path = Path(expected[split][3].paths[0])
     save(path, np.zeros((128, width, 3), np.uint8))
     message = message_of(read_splits, config(root, *NAME))
-    assert f"The picture {path} is {width} pixels wide, but it must be 768: RGB, NI, TI side by side, 256 each" in message
+    assert f"The image {path} is {width} pixels wide, but it must be 768: RGB, NI, TI side by side, 256 each" in message
     assert "replace it or remove" in message and f"The {split} split of RGBNT100" in message and "\n" not in message
 
 
@@ -130,12 +130,12 @@ def test_the_width_of_junk_does_not_matter(own):
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text])
-def test_a_file_that_is_no_picture_is_told_when_the_data_is_read(own, damage):
+def test_a_file_that_is_no_image_is_told_when_the_data_is_read(own, damage):
     root, expected = own
     path = Path(expected["query"][5].paths[0])
     damage(path)
     message = message_of(read_splits, config(root, *NAME))
-    assert message.startswith(f"The picture {path} cannot be read (") and "replace it or remove its triplet" in message
+    assert message.startswith(f"The image {path} cannot be read (") and "replace it or remove its triplet" in message
     assert ("it is empty" in message) == (damage is zero_bytes)
 
 
@@ -146,20 +146,20 @@ def test_what_only_decoding_finds_is_left_to_verify(own):
         cut_short(path)
     samples = read_splits(config(root, *NAME), ("train",))["train"]
     head, *lines = message_of(verify, samples).splitlines()
-    assert head.startswith("2 of 30 pictures")
+    assert head.startswith("2 of 30 images")
     assert [any(str(path) in line for line in lines) for path in damaged] == [True, True] and len(lines) == 2
     for make, cache in ((train_loader, "yes"), (test_loader, "yes"), (test_loader, "no")):
         cfg = config(root, *NAME, "DATASETS.CACHE", cache)
-        assert f"The picture {damaged[0]} cannot be read" in message_of(lambda: list(batches(make(cfg, samples))))  # noqa: B023
+        assert f"The image {damaged[0]} cannot be read" in message_of(lambda: list(batches(make(cfg, samples))))  # noqa: B023
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, lambda path: save(path, np.zeros((128, 512, 3), np.uint8))])
-def test_nothing_is_written_for_pictures_that_do_not_fit(own, tmp_path, command, damage):
+def test_nothing_is_written_for_images_that_do_not_fit(own, tmp_path, command, damage):
     root, expected = own
     path = expected["gallery"][0].paths[0]
     damage(Path(path))
     code, stdout, stderr = command(train_net.main, *words_for(root, *NAME, "OUTPUT_DIR", tmp_path / "run"))
-    assert code == 2 and not stdout and stderr.startswith("error: The picture ") and path in stderr
+    assert code == 2 and not stdout and stderr.startswith("error: The image ") and path in stderr
     assert stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
@@ -169,7 +169,7 @@ def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
 
     large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
     sample = read_splits(large, ("query",))["query"][2]
-    for drawn, part in zip(figures.pictures(large, sample), parts_of(sample.paths[0]), strict=True):
+    for drawn, part in zip(figures.images(large, sample), parts_of(sample.paths[0]), strict=True):
         assert np.array_equal(drawn, part.permute(1, 2, 0).numpy())
     assert figures.room(large, 1.8) == (1.8, 0.9) and figures.room(config(root), 1.8) == (0.9, 1.8)
 
@@ -179,10 +179,10 @@ def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
         path = tmp_path / f"{name}.png"
         code, stdout, stderr = command(tool.main, *words, "--weight", tmp_path / "weights.pth", "--output", path, name, "2")
         assert code == 0 and stdout.strip() == str(path), stderr
-        with Image.open(path) as picture:
-            assert np.asarray(picture.convert("L")).std() > 10
+        with Image.open(path) as image:
+            assert np.asarray(image.convert("L")).std() > 10
 
 
 def test_the_help_of_the_export_tells_the_shape_of_its_paths(command):
     code, stdout, _ = command(export_features.main, "--help")
-    assert code == 0 and "paths (n, 3)" in " ".join(stdout.split()) and "(n, 1) where one picture" in " ".join(stdout.split())
+    assert code == 0 and "paths (n, 3)" in " ".join(stdout.split()) and "(n, 1) where one image" in " ".join(stdout.split())

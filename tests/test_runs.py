@@ -98,7 +98,7 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
 def drawn(trained, tiny_root, tmp_path_factory):
     """Everything one does with a finished run: → the folder of what it wrote, and what each command printed.
 
-    Table, features and report by processes of their own; the report has the scripts of the pictures in it, which are called
+    Table, features and report by processes of their own; the report has the scripts of the images in it, which are called
     in this process.
     """
     folder = tmp_path_factory.mktemp("drawn")
@@ -133,7 +133,7 @@ def test_the_test_command_gives_the_last_record(trained, drawn):
 
 @pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
                          ids=["as in training", "otherwise"])
-def test_the_runs_own_configuration_tests_the_same_however_pictures_are_loaded(trained, drawn, tmp_path, command, opts):
+def test_the_runs_own_configuration_tests_the_same_however_images_are_loaded(trained, drawn, tmp_path, command, opts):
     code, stdout, _ = command(test_net.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
                               "--json", tmp_path / "x.json", *opts)
     assert code == 0 and stdout.splitlines()[:2] == drawn[1]["table"].splitlines()[:2]
@@ -189,11 +189,11 @@ def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
 
 @pytest.mark.parametrize(("name", "rows"), [("curves.png", 0), ("new/ranks.png", 2), ("tokens.png", 2),
                                             ("report/curves.png", 0), ("report/ranks.png", 4), ("report/tokens.png", 8)])
-def test_pictures_are_drawn(drawn, name, rows):
-    with Image.open(drawn[0] / name) as picture:
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("L"), dtype=np.float32)
-        assert picture.convert("RGB").getcolors(100) is None  # more than a hundred colours
+def test_images_are_drawn(drawn, name, rows):
+    with Image.open(drawn[0] / name) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("L"), dtype=np.float32)
+        assert image.convert("RGB").getcolors(100) is None  # more than a hundred colours
     assert min(pixels.shape) > 100
     assert pixels.std() > 10
     if rows:  # something is to be seen in every row

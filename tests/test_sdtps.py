@@ -55,16 +55,16 @@ def probed(seed, outputs):
 def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()):
     """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → the masks."""
     module = build(seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select)
-    tokens, globals_ = draw(seed + 100, batch, patches, width)
+    tokens, global_feats = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
     torch.manual_seed(seed + 200)
-    outputs = module(*tokens, *globals_, missing=tuple(place in missing for place in range(3)))
+    outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
     probed(seed, probed_outputs).backward()
 
     exact = {name: parameter.detach().double().requires_grad_() for name, parameter in module.named_parameters()}
     exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
-    slimmed, masks = reference.sdtps(exact, exact_tokens, [tensor.detach().double() for tensor in globals_], sparse_ratio,
+    slimmed, masks = reference.sdtps(exact, exact_tokens, [tensor.detach().double() for tensor in global_feats], sparse_ratio,
                                      aggr_ratio, beta, tau, noises and [noise.double() for noise in noises], select,
                                      missing)
     probed(seed, [*slimmed, *masks][:len(probed_outputs)]).backward()
@@ -76,7 +76,7 @@ def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio,
     found |= {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}
     exact |= {f"tokens {index}": tensor for index, tensor in enumerate(exact_tokens)}
     assert_gradients_equal(found, {name: tensor.grad for name, tensor in exact.items()})
-    assert all(tensor.grad is None for tensor in globals_)
+    assert all(tensor.grad is None for tensor in global_feats)
     return outputs[3:]
 
 
@@ -112,12 +112,12 @@ def test_values_and_gradients_with_missing_modalities(missing):
 @pytest.mark.parametrize("index", range(3))
 def test_weights_of_the_guides(index):
     """A modality's own global counts, and twice as much as another, whether it is missing or not; the sum is always 4."""
-    globals_ = draw(32, 2, 1, 5)[1]
+    global_feats = draw(32, 2, 1, 5)[1]
     first, second = others = [other for other in range(3) if other != index]
     expected = {(): (1, 1, 2), (first,): (0, 4 / 3, 8 / 3), (second,): (4 / 3, 0, 8 / 3), (first, second): (0, 0, 4)}
     for missing in product((False, True), repeat=3):
-        guides, weights = guides_of(index, globals_, missing)
-        assert torch.equal(guides, torch.stack([globals_[place] for place in (first, second, index)]))
+        guides, weights = guides_of(index, global_feats, missing)
+        assert torch.equal(guides, torch.stack([global_feats[place] for place in (first, second, index)]))
         assert weights == pytest.approx(expected[tuple(other for other in others if missing[other])], rel=1e-12)
         assert sum(weights) == pytest.approx(4, rel=1e-12)
         if not (missing[first] or missing[second]):
@@ -127,12 +127,12 @@ def test_weights_of_the_guides(index):
 def test_a_missing_modality_guides_itself_alone():
     """The masks, and with them the tokens, see a missing modality's global in its own choice and in no other."""
     module = build(33, 16, 20, 0.5, 0.4, 0.25).eval()
-    tokens, globals_ = draw(34, 3, 16, 20)
+    tokens, global_feats = draw(34, 3, 16, 20)
     for place in range(3):
-        others = [torch.randn(3, 20) if index == place else own for index, own in enumerate(globals_)]
+        others = [torch.randn(3, 20) if index == place else own for index, own in enumerate(global_feats)]
         for missing in (None, place):
             told = tuple(index == missing for index in range(3))
-            one, other = (module(*tokens, *given, missing=told) for given in (globals_, others))
+            one, other = (module(*tokens, *given, missing=told) for given in (global_feats, others))
             for index in range(3):
                 is_guided = missing is None or index == place
                 assert torch.equal(one[3 + index], other[3 + index]) != is_guided
@@ -141,8 +141,8 @@ def test_a_missing_modality_guides_itself_alone():
 
 def test_nothing_dropped_leaves_an_extra_token_of_zeros():
     module = build(7, 10, 20, 1.0, 0.4, 0.25)
-    tokens, globals_ = draw(8, 2, 10, 20)
-    for slimmed in module(*tokens, *globals_)[:3]:
+    tokens, global_feats = draw(8, 2, 10, 20)
+    for slimmed in module(*tokens, *global_feats)[:3]:
         assert slimmed.shape == (2, 5, 20)
         assert slimmed[:, -1].eq(0).all()
         assert slimmed[:, :-1].abs().amin(dim=(0, 1)).gt(0).all()
@@ -164,8 +164,8 @@ def test_state_dict_names():
 
 
 def test_guidance_has_no_gradient_and_spans_0_to_1():
-    tokens, globals_ = draw(9, 2, 10, 20)
-    guidance = cosine_guidance(tokens[0], torch.stack(globals_))
+    tokens, global_feats = draw(9, 2, 10, 20)
+    guidance = cosine_guidance(tokens[0], torch.stack(global_feats))
     assert not guidance.requires_grad
     assert guidance.shape == (3, 2, 10)
     assert guidance.amin(dim=-1).eq(0).all()
@@ -193,10 +193,10 @@ def test_choosing_by_the_noise_needs_the_noise():
 @pytest.mark.parametrize("modality", range(3))
 def test_wrong_number_of_patches(modality):
     module = MultiModalSDTPS(20, 16)
-    tokens, globals_ = draw(29, 2, 16, 20)
+    tokens, global_feats = draw(29, 2, 16, 20)
     tokens[modality] = tokens[modality][:, :15]
     with pytest.raises(ValueError, match=r"15.*16"):
-        module(*tokens, *globals_)
+        module(*tokens, *global_feats)
 
 
 def test_the_file_stands_alone():

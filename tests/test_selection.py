@@ -41,7 +41,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     missing = CASES[case]
     seen, = model.encode_cases(*random_images(1), [missing])
     masks, scores = selected_by(model, seen, missing)
-    for modality, expected in model.slim(*seen, missing)[1].items():
+    for modality, expected in model.select_tokens(*seen, missing)[1].items():
         assert torch.equal(masks[modality], expected)
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present

@@ -39,7 +39,7 @@ def test_fails_without_masks(refusal, own_root):
     a_folder = own_root / "RGBNT201" / "test" / "MASK"
     a_folder.rmdir()
     said = refusal()
-    assert str(a_folder) in said and "no foreground masks" in said and "only for pictures that tools/make_synthetic.py" in said
+    assert str(a_folder) in said and "no foreground masks" in said and "only for images that tools/make_synthetic.py" in said
 
 
 def test_fails_for_a_missing_mask(refusal, own_root):
@@ -61,7 +61,7 @@ def test_fails_where_no_patch_is_on_the_person(refusal, own_root):
     assert "nothing to find" in refusal()
 
 
-def test_fails_for_three_modalities_in_one_picture(refusal, tmp_path):
+def test_fails_for_three_modalities_in_one_image(refusal, tmp_path):
     WRITERS["RGBNT100"](tmp_path / "other")
     words = words_for(tmp_path / "other", "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
     weights_file(tmp_path / "other.pth", load_cfg(CONFIG, words[2:]), dataset="RGBNT100")
@@ -91,7 +91,7 @@ def test_fails_for_an_output_that_cannot_be_written(refusal, tmp_path, flag, nam
     assert str(tmp_path / name) in said and f"must be a file ending in {suffix}" in said
 
 
-@pytest.mark.parametrize("name", ["trunk.vit.norm.weight", "sdtps.nir_sparse.score_predictor.2.bias"])
+@pytest.mark.parametrize("name", ["backbone.vit.norm.weight", "sdtps.nir_sparse.score_predictor.2.bias"])
 def test_fails_for_scores_that_are_not_finite(refusal, words, name):
     content = torch.load(words[-1], weights_only=True)
     content["model"][name].fill_(torch.nan)

@@ -24,7 +24,7 @@ CASES = ("nothing", *MISSING_CASES)
 PATCH = 4
 IDENTITIES = ("000001", "000002", "000007", "000008")
 RELEVANT = 8
-"""Patches on the person in a picture, at least."""
+"""Patches on the person in an image, at least."""
 
 
 @pytest.fixture(scope="module")
@@ -90,27 +90,27 @@ def images_of(cfg, *samples):
 
 @torch.no_grad()
 def slow_measures(cfg, model, samples):
-    """{case: {modality: {what: share}}}: zeros pass the trunk for what is missing; scored picture by picture."""
+    """{case: {modality: {what: share}}}: zeros pass the backbone for what is missing; scored image by image."""
     relevant = [reference.foreground(mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE)
                 for sample in samples]
     images, cameras = images_of(cfg, *samples)
     found = {}
     for case in CASES:
         missing = missing_modalities(case)
-        patches, globals_ = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
-        found[case] = {modality: slow_row(cfg, model, patches[modality], globals_, modality, missing, relevant)
+        patches, global_feats = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
+        found[case] = {modality: slow_row(cfg, model, patches[modality], global_feats, modality, missing, relevant)
                        for modality in MODALITIES if modality not in missing}
     return found
 
 
-def slow_row(cfg, model, patches, globals_, modality, missing, relevant):
-    """One modality in one case: patches (pictures, N, C), globals (pictures, C) by modality, relevant [[N booleans]]."""
+def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
+    """One modality in one case: patches (images, N, C), globals (images, C) by modality, relevant [[N booleans]]."""
     module = getattr(model.sdtps, f"{STATE_NAMES[MODALITIES.index(modality)]}_sparse")
     weights = {name: value.double().numpy() for name, value in module.state_dict().items()}
     row = {}
     for place, here in enumerate(relevant):
         parts = reference.detectors(
-            weights, patches[place].double().numpy(), {m: guide[place].double().numpy() for m, guide in globals_.items()},
+            weights, patches[place].double().numpy(), {m: guide[place].double().numpy() for m, guide in global_feats.items()},
             modality, missing, cfg.MODEL.SDTPS_BETA, cfg.MODEL.SDTPS_GUIDE_MISSING)
         kept = reference.kept(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
         shares = {"base_rate": sum(here) / len(here), "kept": sum(here[patch] for patch in kept) / len(kept)}
@@ -120,12 +120,12 @@ def slow_row(cfg, model, patches, globals_, modality, missing, relevant):
     return {name: mean(values) for name, values in row.items()}
 
 
-def near(row, pictures, keep):
-    """What a row of measures may be where it is computed with another rounding, as in batches of another size: in a picture
+def near(row, images, keep):
+    """What a row of measures may be where it is computed with another rounding, as in batches of another size: in an image
     two patches whose scores differ by rounding alone may change places. That is worth one of the kept patches, and at most
     1/(2 · RELEVANT) of its AP."""
     worth = {"base_rate": 1e-9, "kept": 1.001 / keep}
-    return {name: pytest.approx(value, abs=worth.get(name, 0.501 / RELEVANT) / pictures) for name, value in row.items()}
+    return {name: pytest.approx(value, abs=worth.get(name, 0.501 / RELEVANT) / images) for name, value in row.items()}
 
 
 def mean(values):
@@ -144,7 +144,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
     found = measured(command, words)
     cfg, model, samples = model_and_samples(words)
     expected = slow_measures(cfg, model, samples)
-    assert (found["pictures"], found["left_out"], found["split"], found["weight"]) == (8, 0, "query", str(words[-1]))
+    assert (found["images"], found["left_out"], found["split"], found["weight"]) == (8, 0, "query", str(words[-1]))
     assert list(found["cases"]) == list(expected) == list(CASES)
     for case, by_modality in expected.items():
         assert list(found["cases"][case]) == list(by_modality) == [m for m in MODALITIES if m not in missing_modalities(case)]
@@ -154,13 +154,13 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
 
 
 @torch.no_grad()
-def test_how_alike_the_globals_of_two_pictures_are(words, command):
+def test_how_alike_the_globals_of_two_images_are(words, command):
     """By the pairs themselves."""
     cfg, model, samples = model_and_samples(words)
-    globals_ = model.encode(*images_of(cfg, *samples))[1]
-    found = measured(command, words, "TEST.IMS_PER_BATCH", "3")["alike"]
+    global_feats = model.encode(*images_of(cfg, *samples))[1]
+    found = measured(command, words, "TEST.IMS_PER_BATCH", "3")["mean_global_cosine"]
     for modality in MODALITIES:
-        pairs = [float(torch.cosine_similarity(one, other, dim=0)) for one, other in combinations(globals_[modality], 2)]
+        pairs = [float(torch.cosine_similarity(one, other, dim=0)) for one, other in combinations(global_feats[modality], 2)]
         assert found[modality] == pytest.approx(mean(pairs), abs=1e-5) and 0 < found[modality] < 1
 
 
@@ -183,7 +183,7 @@ def test_every_case_and_part_has_numbers_of_its_own(words, command):
 
 def test_each_split_can_be_measured(words, command):
     by_split = {split: measured(command, words, "--split", split) for split in ("query", "gallery", "train")}
-    assert {split: found["pictures"] for split, found in by_split.items()} == {"query": 8, "gallery": 8, "train": 8}
+    assert {split: found["images"] for split, found in by_split.items()} == {"query": 8, "gallery": 8, "train": 8}
     assert by_split["query"]["cases"] == by_split["gallery"]["cases"] != by_split["train"]["cases"]
     assert all(found["split"] == split for split, found in by_split.items())
 
@@ -195,7 +195,7 @@ def test_a_perfect_and_a_worst_detector(words, command, is_best):
     cfg, model, samples = model_and_samples(words)
     for sample in samples:
         seen = model.encode(*images_of(cfg, sample))
-        mask = model.slim(*seen)[1]["RGB"].view(model.trunk.grid_size).numpy()
+        mask = model.select_tokens(*seen)[1]["RGB"].view(model.backbone.grid_size).numpy()
         pixels = (mask == is_best).repeat(PATCH, axis=0).repeat(PATCH, axis=1)
         Image.fromarray(np.uint8(pixels) * 255).save(mask_of(sample))
     row = measured(command, words)["cases"]["nothing"]["RGB"]
@@ -222,7 +222,7 @@ def test_a_constant_score_has_the_base_rate_and_keeps_the_first(words, command):
     assert first != pytest.approx(cases["nothing"]["RGB"]["base_rate"])
 
 
-def test_pictures_without_a_patch_on_the_person_are_left_out_of_ap_alone(words, command):
+def test_images_without_a_patch_on_the_person_are_left_out_of_ap_alone(words, command):
     _, model, samples = model_and_samples(words)
     empty = samples[:3]
     for sample in empty:
@@ -233,7 +233,7 @@ def test_pictures_without_a_patch_on_the_person_are_left_out_of_ap_alone(words, 
     for path in {path for sample in empty for path in (*sample.paths, mask_of(sample))}:
         Path(path).unlink()
     without = measured(command, words)
-    assert (with_empty["left_out"], with_empty["pictures"]) == (3, 8) and (without["left_out"], without["pictures"]) == (0, 5)
+    assert (with_empty["left_out"], with_empty["images"]) == (3, 8) and (without["left_out"], without["images"]) == (0, 5)
     assert with_empty["random_order"] == pytest.approx(without["random_order"])
     for case, by_modality in with_empty["cases"].items():
         for modality, row in by_modality.items():
@@ -242,16 +242,16 @@ def test_pictures_without_a_patch_on_the_person_are_left_out_of_ap_alone(words, 
             assert row == near(expected, 5, model.sdtps.keep)
 
 
-def test_table_picture_and_file_tell_the_same(words, command, tmp_path):
+def test_table_image_and_file_tell_the_same(words, command, tmp_path):
     opts = ("--json", tmp_path / "new" / "selection.json", "--output", tmp_path / "new" / "selection.png")
     code, stdout, stderr = command(selection_quality.main, *words, *opts)
     assert code == 0 and not stderr
-    caption, header, *rows, alike, json_path, picture_path = stdout.splitlines()
+    caption, header, *rows, cosines, json_path, image_path = stdout.splitlines()
     found = json.loads((tmp_path / "new" / "selection.json").read_text())
     assert caption == found["caption"]
     assert caption.startswith(f"RGBNT201 in {words[3]}, 8 query triplets, {words[-1]}, in percent; a random order has AP ")
     assert caption.endswith(f" {100 * found['random_order']:.1f}")
-    assert (json_path, picture_path) == (str(opts[1]), str(opts[3]))
+    assert (json_path, image_path) == (str(opts[1]), str(opts[3]))
     assert header.split() == ["missing", "patches", "of", "base", "rate", "kept",
                               *(word for name in ("score", "MLP", *MODALITIES) for word in ("AP", name))]
     assert {len(row) for row in rows} == {len(header)}
@@ -262,11 +262,12 @@ def test_table_picture_and_file_tell_the_same(words, command, tmp_path):
                  *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
                 for case, by_modality in found["cases"].items() for modality, row in by_modality.items()]
     assert [row.split() for row in rows] == expected
-    assert alike.endswith(": " + ", ".join(f"{modality} {value:.3f}" for modality, value in found["alike"].items()))
+    expected = [f"{modality} {value:.3f}" for modality, value in found["mean_global_cosine"].items()]
+    assert cosines.endswith(": " + ", ".join(expected))
 
-    with Image.open(tmp_path / "new" / "selection.png") as picture:
-        assert picture.format == "PNG" and min(picture.size) > 500
-        pixels = np.asarray(picture.convert("RGB"))
+    with Image.open(tmp_path / "new" / "selection.png") as image:
+        assert image.format == "PNG" and min(image.size) > 500
+        pixels = np.asarray(image.convert("RGB"))
     colours = {tuple(pixel) for pixel in pixels.reshape(-1, 3)}
     assert all(tuple(bytes.fromhex(colour[1:])) in colours for colour in selection_quality.COLOURS.values())
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["selection.json", "selection.png"]

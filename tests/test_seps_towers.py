@@ -48,7 +48,7 @@ def image_tower(bert, *more):
     return ImageTower(cfg_with(bert, *more)).eval()
 
 
-# Pictures
+# Images
 
 @pytest.mark.parametrize(("name", "prefix"), [("test_vit", 1), ("test_vit_relpos", 0)])
 def test_a_vision_transformers_tokens(bert, name, prefix):

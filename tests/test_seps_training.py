@@ -46,7 +46,7 @@ def test_a_run_leaves_its_files(trained, shapes_root):
     run = json.loads((trained / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == 1111 and run["versions"]["transformers"]
     log = (trained / "log.txt").read_text()
-    assert f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} pictures to train" in log and "with long captions" in log
+    assert f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train" in log and "with long captions" in log
     assert "RANDOM" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log and "i2t R@1" in log
 
 
@@ -100,7 +100,7 @@ def test_the_loss_falls(shapes_root, tmp_path):
 def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
     output = train(shapes_root, tmp_path / "run", *STILL, "SOLVER.MAX_EPOCHS", "4", "SOLVER.ALL_NEGATIVES_EPOCHS", "2")
     first, second, third, fourth = (record["align"] for record in records_of(output))
-    # Sums over up to 7 negatives of each of 8 pictures and captions, then over one.
+    # Sums over up to 7 negatives of each of 8 images and captions, then over one.
     assert min(first, second) > 3 * max(third, fourth) and third > 0
     none = train(shapes_root, tmp_path / "none", *STILL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.ALL_NEGATIVES_EPOCHS", "0")
     assert records_of(none)[0]["align"] < first / 3
@@ -172,13 +172,13 @@ def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, s
     written = json.loads((tmp_path / "x.json").read_text())
     assert written[split] == near(records_of(trained)[-1][split], split) and list(written) == ["caption", split]
     said = stdout.splitlines()
-    assert said[0] == written["caption"] and f"{SIZES[split]} pictures, {CAPTIONS * SIZES[split]} captions" in said[0]
+    assert said[0] == written["caption"] and f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
     assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
 
 
 def near(recalls, split):
     """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
-    similarities differ by rounding alone the other one may come first, for a picture or a caption."""
+    similarities differ by rounding alone the other one may come first, for an image or a caption."""
     hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
     hit["rSum"] = 3 * hit["i2t"]
     return {column: pytest.approx(value, abs=hit[column.split()[0]]) for column, value in recalls.items()}
@@ -202,17 +202,17 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
 
 
 def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
-    """Each picture with each caption alone, without blocks and padding of others."""
+    """Each image with each caption alone, without blocks and padding of others."""
     model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
     found = similarities(model, data)
-    pictures = [image for images in data.loader for image in images[1]]
+    images = [image for images in data.loader for image in images[1]]
     assert not model.training
     with torch.no_grad():
-        for picture, caption in ((0, 0), (3, 11), (7, 2)):
+        for image, caption in ((0, 0), (3, 11), (7, 2)):
             long = data.long_captions[data.image_of[caption]]
-            alone = model(pictures[picture][None], torch.tensor([data.captions[caption]]),
+            alone = model(images[image][None], torch.tensor([data.captions[caption]]),
                           torch.tensor([len(data.captions[caption])]), torch.tensor([long]), torch.tensor([len(long)]))
-            assert float(alone) == pytest.approx(float(found[picture, caption]), abs=1e-5)
+            assert float(alone) == pytest.approx(float(found[image, caption]), abs=1e-5)
 
 
 # Mistakes
@@ -240,7 +240,7 @@ def fails(command, monkeypatch, tmp_path):
     (["MODEL.PRETRAIN_PATH_T", "/no/weights.pth", "MODEL.PATCH_SIZE", "0"], ["MODEL.PRETRAIN_PATH_T /no/weights.pth"]),
     (["INPUT.SIZE", "[32,64]"], ["INPUT.SIZE", "square"]),
     (["INPUT.MAX_LONG_WORDS", "9999"], ["INPUT.MAX_LONG_WORDS is 9999", "lower it"]),
-    (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 pictures"]),
+    (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 images"]),
     (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
 def test_mistakes_are_told_before_a_training_begins(fails, shapes_root, opts, parts):
@@ -304,7 +304,7 @@ def test_the_test_command_in_a_process_of_its_own(trained, shapes_root, tmp_path
 
 @pytest.mark.slow
 def test_it_learns_far_above_chance(tmp_path):
-    """Of 40 pictures it has seen nearly each finds a caption of its own first; by chance one would."""
+    """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
     make_synthetic_captions.main(["--root", str(tmp_path), "--images", "40", "--dev_images", "4", "--test_images", "4",
                                   "--captions", "2"])
     words = ("INPUT.SIZE", "[64,64]", "MODEL.PATCH_SIZE", "16", "MODEL.EMBED_SIZE", "64", "INPUT.MIN_CROP", "1.0",

@@ -29,7 +29,7 @@ RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
 
 
 def write(folder, **more):
-    """A study on tiny pictures: the baseline, a variant, and one whose second seed's run cannot go well."""
+    """A study on tiny images: the baseline, a variant, and one whose second seed's run cannot go well."""
     content = {
         "title": "A study", "config": str(CONFIG), "seeds": 2, "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
         "missing": True, "selection": True,
@@ -140,9 +140,9 @@ def test_the_other_tables_hold_what_was_measured(quick):
     measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("selection.json"))]
     lines = [line.split("|")[1:-1] for line in selection.splitlines()]
     kept = lines[0].index(" kept, one other missing ")
-    alike = [json.loads(path.read_text())["alike"] for path in sorted(folder.rglob("selection.json"))]
+    cosines = [json.loads(path.read_text())["mean_global_cosine"] for path in sorted(folder.rglob("selection.json"))]
     for line, modality in zip(lines[2:], ("RGB", "NI", "TI"), strict=True):
-        found = [one[modality] for one in alike]
+        found = [one[modality] for one in cosines]
         assert line[-1].strip() == f"{statistics.mean(found):.3f} ± {statistics.stdev(found):.3f}"
         assert (line[0].strip(), line[1].strip()) == ("SDTPS", modality)
         ones = {"RGB": ("n", "t"), "NI": ("r", "t"), "TI": ("r", "n")}[modality]
@@ -157,8 +157,8 @@ def test_the_other_tables_hold_what_was_measured(quick):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["results.png", "loss.png", "missing.png"])
 def test_plots_are_drawn(quick, name):
-    with Image.open(quick[0] / "tiny-quick" / name) as picture:
-        assert picture.format == "PNG" and min(picture.size) > 150 and picture.convert("RGB").getcolors(20) is None
+    with Image.open(quick[0] / "tiny-quick" / name) as image:
+        assert image.format == "PNG" and min(image.size) > 150 and image.convert("RGB").getcolors(20) is None
 
 
 @pytest.mark.slow
@@ -208,8 +208,8 @@ def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypa
     assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
     assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
     for name in ("results.png", "loss.png"):
-        with Image.open(tmp_path / "runs" / "studies" / "tiny" / name) as picture:
-            assert min(picture.size) > 150
+        with Image.open(tmp_path / "runs" / "studies" / "tiny" / name) as image:
+            assert min(image.size) > 150
 
 
 @pytest.mark.parametrize("seed", range(4))

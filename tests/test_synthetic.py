@@ -80,26 +80,26 @@ def test_same_seed_same_bytes_whatever_the_workers(made, tmp_path):
     assert contents(again) == contents(made)
 
 
-def test_another_seed_other_pictures(made, tmp_path):
+def test_another_seed_other_images(made, tmp_path):
     other = make(tmp_path, "--seed", "1")
     ours, theirs = contents(made), contents(other)
     first = "train_171/RGB/000001_cam1_0_00.jpg"
     assert ours[first] != theirs[first]
 
 
-def test_an_identity_does_not_depend_on_how_many_pictures_are_made(made, tmp_path):
+def test_an_identity_does_not_depend_on_how_many_images_are_made(made, tmp_path):
     fewer = contents(make(tmp_path, "--images_per_camera", "1"))
     ours = contents(made)
     assert all(ours[name] == data for name, data in fewer.items() if name != "synthetic.json")
 
 
-def test_pictures_have_the_size_asked(tmp_path):
+def test_images_have_the_size_asked(tmp_path):
     folder = make(tmp_path, "--height", "48", "--width", "40")
     for kind in (*MODALITIES, "MASK"):
         for path in (folder / "test" / kind).iterdir():
-            with Image.open(path) as picture:
-                assert picture.size == (40, 48)
-                assert (picture.format, picture.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
+            with Image.open(path) as image:
+                assert image.size == (40, 48)
+                assert (image.format, image.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
 
 
 def test_masks_are_binary_and_of_a_persons_area(made):
@@ -156,7 +156,7 @@ def test_background_does_not_depend_on_the_identity():
             outside = np.asarray(person.filter(ImageFilter.MaxFilter(13))) == 0
             assert outside.mean() > 0.1
             for modality in MODALITIES:
-                views = np.stack([pictures[modality][outside] for pictures, _ in drawn])
+                views = np.stack([images[modality][outside] for images, _ in drawn])
                 assert (views == views[0]).all()
                 assert (camera == 3 and modality == "RGB") or views[0].std() > 3
 

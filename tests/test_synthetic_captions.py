@@ -1,4 +1,4 @@
-"""The synthetic shapes: files, determinism, and that pictures and captions say the same."""
+"""The synthetic shapes: files, determinism, and that images and captions say the same."""
 import json
 import os
 import re
@@ -68,7 +68,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scenes():
-    """200 scenes, as many as the test split has by default: (scene, picture, captions)."""
+    """200 scenes, as many as the test split has by default: (scene, image, captions)."""
     found = []
     for index in range(200):
         rng = np.random.default_rng([7, index])
@@ -87,26 +87,26 @@ def test_the_reader_reads_it(made):
         for caption, image in zip(texts.captions, texts.image_of, strict=True):
             assert fits(shapes_of(caption), shapes_of(texts.long_captions[image]))
     assert {path.name for path in (made / "images").iterdir()} == {Path(path).name for path in seen}
-    with Image.open(next(iter(seen))) as picture:
-        assert picture.size == (32, 32)
+    with Image.open(next(iter(seen))) as image:
+        assert image.size == (32, 32)
 
 
-def near(picture, colour):
+def near(image, colour):
     """Pixels (H, W) of a colour in full light or, as stripes and dots are, in the shade."""
-    rgb = picture.astype(float)
+    rgb = image.astype(float)
     return np.min([np.abs(rgb - np.array(COLOURS[colour]) * shade).max(axis=2) for shade in (0.92, 0.98, 1.04)], axis=0) < 26
 
 
-def test_pictures_show_what_long_captions_say(scenes):
+def test_images_show_what_long_captions_say(scenes):
     """Each colour where it is said to be and nowhere else, large shapes larger than small ones, textures as named."""
     areas, lit = {}, {}
-    for scene, picture, _ in scenes:
+    for scene, image, _ in scenes:
         caption = long_caption(scene)
         assert f"there are {NUMBERS[len(scene.shapes)]} shapes on a {scene.background} background" in caption
         assert [Shape(*said) for said in shapes_of(caption)] == list(scene.shapes)
         for shape in scene.shapes:
             row, column = PLACES[shape.place]
-            seen = near(picture, shape.colour)
+            seen = near(image, shape.colour)
             cell = np.zeros_like(seen)
             cell[max(0, 21 * row - 5):21 * row + 28, max(0, 21 * column - 5):21 * column + 28] = True
             assert (seen & cell).sum() > 20, (shape, caption)
@@ -122,8 +122,8 @@ def test_pictures_show_what_long_captions_say(scenes):
 
 
 def test_backgrounds_are_as_named(scenes):
-    for scene, picture, _ in scenes:
-        distances = {name: np.abs(np.median(picture.reshape(-1, 3), axis=0) - grey).max() for name, grey in BACKGROUNDS.items()}
+    for scene, image, _ in scenes:
+        distances = {name: np.abs(np.median(image.reshape(-1, 3), axis=0) - grey).max() for name, grey in BACKGROUNDS.items()}
         assert min(distances, key=distances.get) == scene.background and distances[scene.background] < 15
 
 
@@ -164,7 +164,7 @@ def test_a_caption_nearly_always_tells_its_image(scenes):
 
 def test_captions_and_scenes_are_varied(scenes):
     starts = Counter(" ".join(caption.split()[:2]) for _, _, captions in scenes for caption in captions)
-    assert {"the picture", "there is", "you can"} <= set(starts)
+    assert {"the image", "there is", "you can"} <= set(starts)
     assert {len(scene.shapes) for scene, _, _ in scenes} == {2, 3, 4}
     for name, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS), ("kind", OUTLINES), ("place", PLACES)):
         assert {getattr(shape, name) for scene, _, _ in scenes for shape in scene.shapes} == set(words)
@@ -195,14 +195,14 @@ def test_same_arguments_same_bytes(made, tmp_path):
     assert contents(again) == contents(made)
 
 
-def test_another_seed_other_pictures_captions_and_weights(made, tmp_path):
+def test_another_seed_other_images_captions_and_weights(made, tmp_path):
     ours, theirs = contents(made), contents(make(tmp_path, "--seed", "1"))
     for name in ("images/train_000000.jpg", "images/test_000000.jpg", "train_caps.txt", "bert/model.safetensors"):
         assert ours[name] != theirs[name]
     assert ours["images/train_000000.jpg"] != ours["images/test_000000.jpg"]
 
 
-def test_a_picture_does_not_depend_on_how_many_are_made(made, tmp_path):
+def test_an_image_does_not_depend_on_how_many_are_made(made, tmp_path):
     more = contents(make(tmp_path, "--images", "6", "--captions", "2"))
     ours = contents(made)
     assert all(more[name] == data for name, data in ours.items() if name.startswith("images/"))
@@ -266,7 +266,7 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
 def test_the_command_line(tmp_path, command):
     code, stdout, stderr = command(make_synthetic_captions.main, "--root", tmp_path / "data", *SMALL)
     assert code == 0 and stderr == ""
-    assert "4 training, 2 dev and 3 test pictures" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
+    assert "4 training, 2 dev and 3 test images" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
     assert json.loads((tmp_path / "data/shapes/synthetic.json").read_text())["arguments"]["size"] == 32
     # As a script, where loading transformers would take most of the time.
     wrong = subprocess.run([sys.executable, SCRIPT, "--root", "data", "--images", "0"], capture_output=True, text=True)

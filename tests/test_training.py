@@ -123,14 +123,14 @@ def test_a_run_of_shuffled_batches(train):
     assert [record["loss"] for record in records_of(again)] == losses
 
 
-def test_a_frozen_trunk_stays_as_it_is(train):
+def test_a_frozen_backbone_stays_as_it_is(train):
     output, cfg = train("MODEL.FROZEN", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WEIGHT_DECAY", "0.1")
     set_seed(cfg.SOLVER.SEED)
     start = make_model(cfg, IDENTITIES, 4).state_dict()
     end = checkpoint(output)["model"]
     same = {name for name, tensor in end.items() if torch.equal(tensor, start[name])}
-    assert same == {name for name in end if name.startswith("trunk.vit.") or name.endswith("bottleneck.bias")}
-    assert len(same) > 70 and "trunk.camera_embedding" in end.keys() - same
+    assert same == {name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")}
+    assert len(same) > 70 and "backbone.camera_embedding" in end.keys() - same
 
 
 @pytest.mark.parametrize("optimiser", ["SGD", "Adam", "AdamW"])

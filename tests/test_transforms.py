@@ -1,4 +1,4 @@
-"""Augmentation, and the normalised picture that evaluation sees."""
+"""Augmentation, and the normalised image that evaluation sees."""
 import math
 import random
 from collections import Counter
@@ -9,21 +9,21 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
-from triplets import PLAIN, config, random_picture
+from triplets import PLAIN, config, random_image
 
 from demo_sdtps.benchmarks.plain import loading as plain
-from demo_sdtps.datasets.transforms import erase, moved, test_transform, train_transform
+from demo_sdtps.datasets.transforms import erase, pad_and_crop, test_transform, train_transform
 
 
 def test_evaluation_scales_to_minus_one_and_one(tiny_root):
-    picture = random_picture()
-    assert torch.allclose(test_transform(config(tiny_root))(picture), (picture / 255 - 0.5) / 0.5, atol=1e-6)
+    image = random_image()
+    assert torch.allclose(test_transform(config(tiny_root))(image), (image / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def test_evaluation_resizes_bilinearly_first(tiny_root):
-    picture = random_picture(48, 40)
-    resized = F.interpolate(picture[None].float(), (32, 16), mode="bilinear", antialias=True, align_corners=False)[0]
-    found = test_transform(config(tiny_root))(picture)
+    image = random_image(48, 40)
+    resized = F.interpolate(image[None].float(), (32, 16), mode="bilinear", antialias=True, align_corners=False)[0]
+    found = test_transform(config(tiny_root))(image)
     assert found.dtype == torch.float32 and found.shape == (3, 32, 16)
     # Rounding to whole grey levels on the way is worth half a level.
     assert (found - (resized / 255 - 0.5) / 0.5).abs().max() < 1.5 / 127.5
@@ -31,55 +31,55 @@ def test_evaluation_resizes_bilinearly_first(tiny_root):
 
 def test_mean_and_deviation_are_the_configurations(tiny_root):
     cfg = config(tiny_root, "INPUT.PIXEL_MEAN", "[0.1, 0.2, 0.3]", "INPUT.PIXEL_STD", "[1.0, 2.0, 4.0]")
-    picture = random_picture()
-    expected = (picture / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2.0, 4.0])[:, None, None]
-    assert torch.allclose(test_transform(cfg)(picture), expected, atol=1e-6)
+    image = random_image()
+    expected = (image / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2.0, 4.0])[:, None, None]
+    assert torch.allclose(test_transform(cfg)(image), expected, atol=1e-6)
 
 
 def test_evaluation_is_not_random(tiny_root):
-    transform, picture = test_transform(config(tiny_root)), random_picture(48, 40)
+    transform, image = test_transform(config(tiny_root)), random_image(48, 40)
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = transform(picture)
+    first = transform(image)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(1)
-    assert torch.equal(transform(picture), first)
+    assert torch.equal(transform(image), first)
 
 
-def test_training_without_chance_is_the_picture(tiny_root):
-    picture = random_picture()
-    assert torch.allclose(train_transform(config(tiny_root, *PLAIN))(picture), (picture / 255 - 0.5) / 0.5, atol=1e-6)
+def test_training_without_chance_is_the_image(tiny_root):
+    image = random_image()
+    assert torch.allclose(train_transform(config(tiny_root, *PLAIN))(image), (image / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def test_training_resizes_bicubically(tiny_root):
-    picture = random_picture(64, 32)
-    resized = F.interpolate(picture[None].float(), (32, 16), mode="bicubic", antialias=True, align_corners=False)[0]
-    found = train_transform(config(tiny_root, *PLAIN))(picture)
+    image = random_image(64, 32)
+    resized = F.interpolate(image[None].float(), (32, 16), mode="bicubic", antialias=True, align_corners=False)[0]
+    found = train_transform(config(tiny_root, *PLAIN))(image)
     assert (found - (resized.clamp(0, 255) / 255 - 0.5) / 0.5).abs().max() < 2.5 / 127.5
-    assert not torch.equal(found, test_transform(config(tiny_root))(picture))
+    assert not torch.equal(found, test_transform(config(tiny_root))(image))
 
 
 def test_a_certain_flip_mirrors(tiny_root):
-    picture = random_picture()
-    found = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "1.0"))(picture)
-    assert torch.allclose(found, (picture.flip(2) / 255 - 0.5) / 0.5, atol=1e-6)
+    image = random_image()
+    found = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "1.0"))(image)
+    assert torch.allclose(found, (image.flip(2) / 255 - 0.5) / 0.5, atol=1e-6)
 
 
-def test_half_the_pictures_are_flipped(tiny_root):
-    transform, picture = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")), random_picture()
+def test_half_the_images_are_flipped(tiny_root):
+    transform, image = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")), random_image()
     random.seed(0)
-    mirrored = (picture.flip(2) / 255 - 0.5) / 0.5
-    flips = sum(torch.allclose(transform(picture), mirrored, atol=1e-6) for _ in range(200))
+    mirrored = (image.flip(2) / 255 - 0.5) / 0.5
+    flips = sum(torch.allclose(transform(image), mirrored, atol=1e-6) for _ in range(200))
     assert 70 < flips < 130
 
 
-def test_padding_moves_the_picture_within_a_black_border(tiny_root):
+def test_padding_moves_the_image_within_a_black_border(tiny_root):
     cfg = config(tiny_root, *PLAIN, "INPUT.PADDING", "3")
-    transform, picture = train_transform(cfg), random_picture()
-    padded = F.pad(picture, (3, 3, 3, 3))  # black before normalisation
+    transform, image = train_transform(cfg), random_image()
+    padded = F.pad(image, (3, 3, 3, 3))  # black before normalisation
     crops = {padded[:, top:top + 32, left:left + 16].numpy().tobytes() for top in range(7) for left in range(7)}
     random.seed(0)
-    seen = Counter(((transform(picture) + 1) * 127.5).round().byte().numpy().tobytes() for _ in range(980))
+    seen = Counter(((transform(image) + 1) * 127.5).round().byte().numpy().tobytes() for _ in range(980))
     assert seen.keys() == crops
     # 20 are expected of each of the 49; the sum has 48 degrees of freedom, and 85 or more has a probability of 0.001.
     assert sum((count - 20) ** 2 / 20 for count in seen.values()) < 85
@@ -87,12 +87,12 @@ def test_padding_moves_the_picture_within_a_black_border(tiny_root):
 
 def test_certain_erasing_replaces_one_rectangle_by_noise(tiny_root):
     cfg = config(tiny_root, *PLAIN, "INPUT.RE_PROB", "1.0")
-    transform, picture = train_transform(cfg), random_picture()
-    plain = (picture / 255 - 0.5) / 0.5
+    transform, image = train_transform(cfg), random_image()
+    plain = (image / 255 - 0.5) / 0.5
     torch.manual_seed(0)
     random.seed(0)
     for _ in range(20):
-        found = transform(picture)
+        found = transform(image)
         erased = (found - plain).abs().amax(0) > 1e-6
         rows, columns = erased.any(1).nonzero()[:, 0], erased.any(0).nonzero()[:, 0]
         box = erased[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
@@ -103,36 +103,37 @@ def test_certain_erasing_replaces_one_rectangle_by_noise(tiny_root):
 
 
 def test_a_move_is_padding_and_a_crop():
-    picture = random_picture()
-    padded = F.pad(picture, (60, 60, 60, 60)).float()
+    image = random_image()
+    padded = F.pad(image, (60, 60, 60, 60)).float()
     for down, right in product((-40, -32, -5, 0, 3, 31, 50), (-17, -4, 0, 6, 16)):
-        assert torch.equal(moved(picture, down, right), padded[:, 60 - down:92 - down, 60 - right:76 - right]), (down, right)
+        expected = padded[:, 60 - down:92 - down, 60 - right:76 - right]
+        assert torch.equal(pad_and_crop(image, down, right), expected), (down, right)
 
 
 @pytest.mark.parametrize("size", [(32, 16), (48, 40), (20, 33)])
 def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
     cfg = config(tiny_root, "INPUT.PROB", "0.5", "INPUT.PADDING", "3", "INPUT.RE_PROB", "0.0")
-    transform, picture = train_transform(cfg), random_picture(*size)
-    as_pillow = Image.fromarray(picture.permute(1, 2, 0).numpy())
+    transform, image = train_transform(cfg), random_image(*size)
+    as_pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
     for seed in range(20):
         random.seed(seed)
-        found = transform(picture)
+        found = transform(image)
         random.seed(seed)
         flipped, down, right = random.random() < 0.5, random.randint(-3, 3), random.randint(-3, 3)
         expected = plain.augmented(cfg, as_pillow, flipped, 3 - down, 3 - right)
-        # Where a picture is resized, rounding between the two passes may be worth a grey level.
+        # Where an image is resized, rounding between the two passes may be worth a grey level.
         assert (found - expected).abs().max() < (1e-6 if size == (32, 16) else 2.5 / 127.5)
 
 
-def test_a_picture_in_either_memory_order_is_the_same(tiny_root):
-    """Decoded pictures lie pixel by pixel in memory."""
+def test_an_image_in_either_memory_order_is_the_same(tiny_root):
+    """Decoded images lie pixel by pixel in memory."""
     cfg = config(tiny_root, "INPUT.RE_PROB", "0.5")
     for size in ((32, 16), (48, 40), (20, 33)):
-        picture = random_picture(*size)
-        by_pixel = picture.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-        assert torch.equal(test_transform(cfg)(picture), test_transform(cfg)(by_pixel))
+        image = random_image(*size)
+        by_pixel = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        assert torch.equal(test_transform(cfg)(image), test_transform(cfg)(by_pixel))
         found = []
-        for ours in (picture, by_pixel):
+        for ours in (image, by_pixel):
             random.seed(0)
             torch.manual_seed(0)
             found.append(train_transform(cfg)(ours))
@@ -153,7 +154,7 @@ def test_the_same_draws_erase_what_timm_erases(size):
 
 
 def test_erasing_follows_its_law(tiny_root):
-    """Half of the pictures; 2 % to a third of the area, aspect 0.3 to 3.3; noise of mean 0 and deviation 1."""
+    """Half of the images; 2 % to a third of the area, aspect 0.3 to 3.3; noise of mean 0 and deviation 1."""
     cfg = config(tiny_root, "INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]", "INPUT.PROB", "0.0",
                  "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5")
     transform, black = train_transform(cfg), torch.zeros(3, 64, 32, dtype=torch.uint8)

@@ -11,26 +11,26 @@ from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
 CLIP_TRUNK = {
-    "BACKBONE.cv_embed": "trunk.camera_embedding",
-    "BACKBONE.base.conv1.weight": "trunk.vit.patch_embed.proj.weight",
-    "BACKBONE.base.class_embedding": "trunk.vit.cls_token",
-    "BACKBONE.base.positional_embedding": "trunk.vit.pos_embed",
-    "BACKBONE.base.ln_pre.weight": "trunk.vit.norm_pre.weight",
-    "BACKBONE.base.ln_pre.bias": "trunk.vit.norm_pre.bias",
-    "BACKBONE.base.transformer.resblocks.0.ln_1.weight": "trunk.vit.blocks.0.norm1.weight",
-    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_weight": "trunk.vit.blocks.0.attn.qkv.weight",
-    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_bias": "trunk.vit.blocks.0.attn.qkv.bias",
-    "BACKBONE.base.transformer.resblocks.0.attn.out_proj.weight": "trunk.vit.blocks.0.attn.proj.weight",
-    "BACKBONE.base.transformer.resblocks.11.ln_2.bias": "trunk.vit.blocks.11.norm2.bias",
-    "BACKBONE.base.transformer.resblocks.11.mlp.c_fc.weight": "trunk.vit.blocks.11.mlp.fc1.weight",
-    "BACKBONE.base.transformer.resblocks.11.mlp.c_proj.bias": "trunk.vit.blocks.11.mlp.fc2.bias",
-    "BACKBONE.base.ln_post.weight": "trunk.vit.norm.weight",
-    "BACKBONE.base.ln_post.bias": "trunk.vit.norm.bias",
-    "BACKBONE.base.proj": "trunk.vit.head.weight",
+    "BACKBONE.cv_embed": "backbone.camera_embedding",
+    "BACKBONE.base.conv1.weight": "backbone.vit.patch_embed.proj.weight",
+    "BACKBONE.base.class_embedding": "backbone.vit.cls_token",
+    "BACKBONE.base.positional_embedding": "backbone.vit.pos_embed",
+    "BACKBONE.base.ln_pre.weight": "backbone.vit.norm_pre.weight",
+    "BACKBONE.base.ln_pre.bias": "backbone.vit.norm_pre.bias",
+    "BACKBONE.base.transformer.resblocks.0.ln_1.weight": "backbone.vit.blocks.0.norm1.weight",
+    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_weight": "backbone.vit.blocks.0.attn.qkv.weight",
+    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_bias": "backbone.vit.blocks.0.attn.qkv.bias",
+    "BACKBONE.base.transformer.resblocks.0.attn.out_proj.weight": "backbone.vit.blocks.0.attn.proj.weight",
+    "BACKBONE.base.transformer.resblocks.11.ln_2.bias": "backbone.vit.blocks.11.norm2.bias",
+    "BACKBONE.base.transformer.resblocks.11.mlp.c_fc.weight": "backbone.vit.blocks.11.mlp.fc1.weight",
+    "BACKBONE.base.transformer.resblocks.11.mlp.c_proj.bias": "backbone.vit.blocks.11.mlp.fc2.bias",
+    "BACKBONE.base.ln_post.weight": "backbone.vit.norm.weight",
+    "BACKBONE.base.ln_post.bias": "backbone.vit.norm.bias",
+    "BACKBONE.base.proj": "backbone.vit.head.weight",
 }
 IMAGENET_TRUNK = {
-    "BACKBONE.base.sie_embed": "trunk.camera_embedding",
-    **{f"BACKBONE.base.{name}": f"trunk.vit.{name}" for name in (
+    "BACKBONE.base.sie_embed": "backbone.camera_embedding",
+    **{f"BACKBONE.base.{name}": f"backbone.vit.{name}" for name in (
         "cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "blocks.0.norm1.weight",
         "blocks.0.attn.qkv.weight", "blocks.11.attn.proj.bias", "blocks.11.mlp.fc1.weight", "norm.weight", "norm.bias")},
 }
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureW
               pytest.mark.filterwarnings("ignore:.*looks like a TorchScript archive:UserWarning")]
 
 
-KINDS = pytest.mark.parametrize("trunk", [CLIP_TRUNK, IMAGENET_TRUNK], ids=["CLIP", "ImageNet"])
+KINDS = pytest.mark.parametrize("backbone", [CLIP_TRUNK, IMAGENET_TRUNK], ids=["CLIP", "ImageNet"])
 
 
 def random_weights(names, seed):
@@ -71,8 +71,8 @@ def random_weights(names, seed):
 
 @KINDS
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_demos_names_and_back(trunk, prefix):
-    names = trunk | REST | UNKNOWN
+def test_demos_names_and_back(backbone, prefix):
+    names = backbone | REST | UNKNOWN
     theirs = random_weights(names, seed=1)
     ours = from_demo({prefix + name: tensor for name, tensor in theirs.items()})
     assert list(ours) == list(names.values())
@@ -173,7 +173,7 @@ def test_our_models_weights_and_back(opts):
     model = tiny_model(*opts)
     ours = model.state_dict()
     theirs = to_demo(ours)
-    assert not any(name.startswith(("trunk.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs)
+    assert not any(name.startswith(("backbone.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs)
     assert is_demo(theirs)
     assert is_demo({f"module.{name}": tensor for name, tensor in theirs.items()})
     assert not is_demo(ours)

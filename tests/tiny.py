@@ -20,7 +20,7 @@ UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
 
 
 def tiny_cfg(*opts):
-    """The synthetic configuration on pictures of SIZE; `opts` are KEY, VALUE, …"""
+    """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
     opts = [str(value) for value in opts]
     sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
     return load_cfg(CONFIG, [*sizes, *opts])
@@ -34,7 +34,7 @@ def tiny_model(*opts, seed=0, cameras=CAMERAS):
 
 @lru_cache(maxsize=1)
 def clip_model():
-    """The model with CLIP's trunk and PIFE, built once; whoever changes it puts it back."""
+    """The model with CLIP's backbone and PIFE, built once; whoever changes it puts it back."""
     torch.manual_seed(0)
     return make_model(load_cfg(CLIP_CONFIG), CLASSES, CAMERAS)
 

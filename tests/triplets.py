@@ -24,7 +24,7 @@ def message_of(call, *arguments):
     return str(raised.value)
 
 
-def pictures_of(root, split="train_171", modality="RGB"):
+def images_of(root, split="train_171", modality="RGB"):
     return root / "RGBNT201" / split / modality
 
 
@@ -49,7 +49,7 @@ def epoch_of(sampler, epoch):
     return list(sampler)
 
 
-def random_picture(height=32, width=16, seed=0):
+def random_image(height=32, width=16, seed=0):
     return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 

@@ -53,10 +53,10 @@ def steps(cfg) -> dict:
     rows = torch.arange(5.0).unsqueeze(1)
     return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
             "of batch": distributed.share_of_batch(list(range(8))),
-            "rows": distributed.gathered_rows(torch.stack(distributed.share(rows)), len(rows)),
-            "from main": distributed.from_main(lambda: f"of {distributed.rank()}"),
-            "anywhere": distributed.anywhere(*(distributed.rank() == place for place in range(3))),
-            "of all": distributed.of_all(distributed.rank())}
+            "rows": distributed.all_gather_rows(torch.stack(distributed.share(rows)), len(rows)),
+            "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
+            "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
+            "of all": distributed.all_gather_object(distributed.rank())}
 
 
 if __name__ == "__main__":

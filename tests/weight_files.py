@@ -58,7 +58,7 @@ def random_tensors(shapes, seed, dtype=torch.float32):
 
 
 def timm_weights(name, seed, dtype=torch.float32):
-    """A model of timm's as it is published, with its own head, for pictures of 224×224."""
+    """A model of timm's as it is published, with its own head, for images of 224×224."""
     with torch.device("meta"):
         shapes = {key: tuple(tensor.shape) for key, tensor in timm.create_model(name).state_dict().items()}
     return random_tensors(shapes, seed, dtype)

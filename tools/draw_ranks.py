@@ -21,15 +21,15 @@ from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluate import (
     PATTERN_NAMES,
     TestData,
+    exclude_key,
     extract_features,
     make_test_data,
     options,
-    place_name,
     query_distances,
 )
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.metrics import left_out
-from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, label, np, pictures, plt, room, save, spread
+from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10
 
@@ -61,7 +61,7 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     numbers = torch.tensor(spread(len(data.query), queries))
     chosen = data.query[numbers]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
-    places = [data.labels(place_name(cfg), side) for side in (chosen, data.gallery)]
+    places = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
     distance = query_distances(cfg, features, data, numbers)
     distance = distance.masked_fill(left_out(ids[0], ids[1], *places), torch.inf)
     order = distance.argsort(dim=1, stable=True)[:, :BEST]
@@ -96,7 +96,7 @@ def distance_name(cfg: CfgNode) -> str:
 def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str, title: str) -> None:
     sample = data.samples[place]
     hide_ticks(axis)
-    axis.imshow(np.concatenate(pictures(cfg, sample)))
+    axis.imshow(np.concatenate(images(cfg, sample)))
     axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)
     frame(axis, colour)
 

@@ -27,10 +27,10 @@ from demo_sdtps.engine.evaluate import options
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.tools.figures import hide_ticks, label, np, pictures, plt, room, save, spread
+from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
-"""What a patch that is not kept is covered with: a colour that shows on a black night picture too."""
+"""What a patch that is not kept is covered with: a colour that shows on a black night image too."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
-    """A row per triplet: each modality's picture and, beside it, the same with the other patches covered."""
+    """A row per triplet: each modality's image and, beside it, the same with the other patches covered."""
     if not model.sdtps:
         raise UserError("MODEL.USE_SDTPS is False, so no tokens are selected; use a configuration with SDTPS.")
     chosen = [samples[place] for place in spread(len(samples), count)]
@@ -55,11 +55,11 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     inches = (0.2 + width) * columns, (0.2 + height) * len(chosen)
     figure, axes = plt.subplots(len(chosen), columns, figsize=inches, squeeze=False)
     for row, sample in enumerate(chosen):
-        for index, (modality, picture) in enumerate(zip(MODALITIES, pictures(cfg, sample), strict=True)):
+        for index, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
             mask = masks[modality][row].numpy()[..., None]
             left, right = axes[row, 2 * index:2 * index + 2]
-            left.imshow(picture)
-            right.imshow(picture + (OPACITY * (1 - mask) * (np.array(DROPPED) - picture)).astype(int))
+            left.imshow(image)
+            right.imshow(image + (OPACITY * (1 - mask) * (np.array(DROPPED) - image)).astype(int))
             for axis, title in ((left, modality), (right, "kept")):
                 hide_ticks(axis)
                 if row == 0:
@@ -72,15 +72,15 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
 
 
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """Decision masks of the samples as pictures: (samples, H, W), 1 where the patch is kept, by modality."""
+    """Decision masks of the samples as images: (samples, H, W), 1 where the patch is kept, by modality."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device = next(model.parameters()).device
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(model.test_amp, device)):
         (seen,) = model.encode_cases(images, cameras.to(device), [model.missing])
-        masks = model.slim(*seen, model.missing)[1]
-    grid, size = model.trunk.grid_size, tuple(cfg.INPUT.SIZE_TEST)
+        masks = model.select_tokens(*seen, model.missing)[1]
+    grid, size = model.backbone.grid_size, tuple(cfg.INPUT.SIZE_TEST)
     return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
 
 

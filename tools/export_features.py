@@ -19,7 +19,7 @@ import numpy as np
 
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.files import check_output_file, written_whole
+from demo_sdtps.config.files import atomic_write, check_output_file
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -30,7 +30,7 @@ from demo_sdtps.engine.load import load_model_and_data
 def main() -> None:
     parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
                            "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
-                           "order RGB, NI, TI, or (n, 1) where one picture holds the three side by side; and, as single "
+                           "order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, as single "
                            "values, return_pattern, split, checkpoint (its path), checkpoint_sha256 (of its content) and "
                            "normalised (whether the features are).", checkpoint=weight_flag())
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
@@ -47,7 +47,7 @@ def main() -> None:
     if arguments.normalise:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
-    with written_whole(output) as temporary, open(temporary, "wb") as file:
+    with atomic_write(output) as temporary, open(temporary, "wb") as file:
         arrays = {"ids": "identity", "cams": "camera", "scenes": "scene", "paths": "paths"}
         np.savez(file, features=features.numpy(),
                  **{name: np.array([getattr(s, attribute) for s in samples]) for name, attribute in arrays.items()},

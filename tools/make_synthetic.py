@@ -46,7 +46,7 @@ MOST_PER_CAMERA = 100  # the running number in a file name has two digits
 
 @dataclass(frozen=True)
 class Task:
-    """The pictures of one identity: all that a worker needs to know."""
+    """The images of one identity: all that a worker needs to know."""
 
     folder: Path
     number: int
@@ -69,9 +69,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--test_identities", type=int, default=40, metavar="N", help="other people, to test on")
     made.add_argument("--images_per_camera", type=int, default=3, metavar="N",
                       help=f"triplets of each person from each of the {len(CAMERAS)} cameras")
-    made.add_argument("--height", type=int, default=128, metavar="PIXELS", help="height of the pictures")
-    made.add_argument("--width", type=int, default=64, metavar="PIXELS", help="width of the pictures")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other people and pictures")
+    made.add_argument("--height", type=int, default=128, metavar="PIXELS", help="height of the images")
+    made.add_argument("--width", type=int, default=64, metavar="PIXELS", help="width of the images")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other people and images")
     made.add_argument("--quality", type=int, default=92, metavar="N", help="JPEG quality, 1 to 100")
     made.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N",
                       help="processes that draw; they do not change what is drawn")
@@ -119,7 +119,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def is_up_to_date(target: Path, recipe: dict) -> bool:
-    """Whether this tool made `target` by this recipe and no picture has gone since."""
+    """Whether this tool made `target` by this recipe and no image has gone since."""
     marker = marker_of(target, recipe)
     return marker is not None and all(
         len(list((target / split / kind).glob("*"))) == marker.get("triplets", {}).get(split)
@@ -158,15 +158,15 @@ def obey_parent() -> None:
 
 
 def draw_identity(task: Task) -> tuple[str, int]:
-    """Write all pictures of one identity; the name of its split and the number of triplets."""
+    """Write all images of one identity; the name of its split and the number of triplets."""
     for camera in range(len(CAMERAS)):
         for index in range(task.images_per_camera):
             rng = np.random.default_rng([task.seed, 2, task.number, camera, index])
             night = is_night(camera, rng)
-            pictures, mask = draw_triplet(task.identity, camera, night, task.height, task.width, rng)
+            images, mask = draw_triplet(task.identity, camera, night, task.height, task.width, rng)
             name = f"{task.number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
-            for modality, picture in pictures.items():
-                Image.fromarray(picture).save(task.folder / modality / f"{name}.jpg", quality=task.quality)
+            for modality, image in images.items():
+                Image.fromarray(image).save(task.folder / modality / f"{name}.jpg", quality=task.quality)
             Image.fromarray(np.uint8(mask) * 255).save(task.folder / MASKS / f"{name}.png")
     return task.folder.name, len(CAMERAS) * task.images_per_camera
 

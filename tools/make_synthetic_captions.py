@@ -1,4 +1,4 @@
-"""Write a synthetic image-text data set: pictures of coloured shapes, captions, long captions, and a tiny text tower.
+"""Write a synthetic image-text data set: images of coloured shapes, captions, long captions, and a tiny text tower.
 
     python tools/make_synthetic_captions.py --root data
 """
@@ -47,18 +47,18 @@ BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        description="Write pictures of coloured shapes with short and long captions, in the files of image-text matching, and "
-                    "a tiny BERT with random weights that knows their words. The same arguments give the same pictures and "
+        description="Write images of coloured shapes with short and long captions, in the files of image-text matching, and "
+                    "a tiny BERT with random weights that knows their words. The same arguments give the same images and "
                     "texts, byte for byte.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument("--root", required=True, type=Path, help=f"folder that will hold {FOLDER}/", metavar="DIR",
                       default=argparse.SUPPRESS)
-    made.add_argument("--images", type=int, default=800, metavar="N", help="pictures to train on")
+    made.add_argument("--images", type=int, default=800, metavar="N", help="images to train on")
     made.add_argument("--dev_images", type=int, default=100, metavar="N", help="others, to choose an epoch by")
     made.add_argument("--test_images", type=int, default=200, metavar="N", help="others, to test on")
-    made.add_argument("--captions", type=int, default=5, metavar="N", help="short captions of each picture")
-    made.add_argument("--size", type=int, default=64, metavar="PIXELS", help="height and width of the pictures")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other pictures and captions")
+    made.add_argument("--captions", type=int, default=5, metavar="N", help="short captions of each image")
+    made.add_argument("--size", type=int, default=64, metavar="PIXELS", help="height and width of the images")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other images and captions")
     made.add_argument("--overwrite", action="store_true",
                       help=f"replace DIR/{FOLDER} if this tool made it; anything else there is left alone")
     return made
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     check_free(target, options.overwrite)
     write(target, recipe, options)
-    print(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test pictures of "
+    print(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
           f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
           f"{target}\n"
           f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER {target / TOWER}")
@@ -115,16 +115,16 @@ def write(target: Path, recipe: dict, options: argparse.Namespace) -> None:
 
 def write_split(folder: Path, split: str, seed: list[int], count: int, mapping: dict[str, str],
                 options: argparse.Namespace) -> None:
-    """Draw the pictures of a split, write its captions, and enter its images into `mapping`."""
+    """Draw the images of a split, write its captions, and enter its images into `mapping`."""
     captions, ids, dense = [], [], []
-    for index in progress(range(count), f"drawing {split}", unit="picture"):
+    for index in progress(range(count), f"drawing {split}", unit="image"):
         rng = np.random.default_rng([*seed, index])
         scene = random_scene(rng)
         image_id = str(len(mapping))
         mapping[image_id] = f"{split}_{index:06d}.jpg"
-        picture = Image.fromarray(draw_scene(scene, options.size, rng))
+        image = Image.fromarray(draw_scene(scene, options.size, rng))
         # Colours in full: halved, as is usual, the edges of small shapes would lose theirs.
-        picture.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
+        image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
         captions += short_captions(scene, options.captions, rng)
         ids.append(image_id)
         dense.append(json.dumps({"id": image_id, "caption": long_caption(scene)}))

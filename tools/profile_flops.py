@@ -32,7 +32,8 @@ PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "
                "sub", "sum")
 FREE = ("aminmax", "argsort", "expand_as", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "unflatten",
         "view_as")
-PARTS = {"trunk": "trunk", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
+PARTS = {"backbone": "backbone", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE",
+         "heads": "heads (training only)"}
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
     total = sum(parameters.values())
     print(f"{'total':24}{total:14,}{macs['']  / 1e9:10.4f}")
     if model.hdm:
-        plain = plain_hdm_macs(model.trunk.width, tokens_of_hdm(model))
+        plain = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model))
         print(f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}")
         print(f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}")
 
@@ -77,8 +78,8 @@ def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
     # As for inference, where quick GELU's factors do not multiply the weights once a batch.
     with inference(model, torch.float32):
-        if model.trunk.fused_attention is None:
-            model.trunk.fused_attention = False  # the plain form shows its softmax
+        if model.backbone.fused_attention is None:
+            model.backbone.fused_attention = False  # the plain form shows its softmax
         analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
         analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
         analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
@@ -93,7 +94,7 @@ def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
 
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global, and the patches or what SDTPS leaves of them."""
-    local = model.sdtps.rgb_aggr.weight[-1].out_features + 1 if model.sdtps else model.trunk.num_patches
+    local = model.sdtps.rgb_aggr.weight[-1].out_features + 1 if model.sdtps else model.backbone.num_patches
     return 1 + local
 
 

@@ -1,4 +1,4 @@
-"""Pictures and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
+"""Images and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys
     from pathlib import Path
@@ -34,7 +34,7 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     features = extract_features(model, data.loader)
-    # Scored here rather than read from the records, so that table and pictures are of the same weights.
+    # Scored here rather than read from the records, so that table and images are of the same weights.
     record = as_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / PICTURE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}

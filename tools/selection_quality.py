@@ -28,13 +28,13 @@ from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.datasets.pictures import decode
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluate import CASE_WIDTH, case_name
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.selection import DETECTORS, Quality, measure_selection
-from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.make_synthetic import MASKS
 
@@ -59,7 +59,7 @@ def main() -> None:
 
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
-    on_person = foreground(cfg, model.trunk, samples)
+    on_person = foreground(cfg, model.backbone, samples)
     quality = measure_selection(model, test_loader(cfg, samples), on_person)
     title = caption(cfg, quality, arguments.split)
     print(title, as_table(quality), sep="\n")
@@ -80,20 +80,20 @@ def check(cfg: CfgNode) -> None:
                         "missing modalities; set it to 'nothing'.")
 
 
-def foreground(cfg: CfgNode, trunk: Trunk, samples: list[Sample]) -> torch.Tensor:
-    """Whether each patch of the triplets is on the person, at least half of its pixels: (pictures, N) bool.
+def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
+    """Whether each patch of the triplets is on the person, at least half of its pixels: (images, N) bool.
 
     Raises `UserError` where the masks are not known or cannot be read, or none has such a patch.
     """
     paths = [mask_path(sample) for sample in samples]
     absent = [path for path in paths if not path.exists()]
     if absent and not absent[0].parent.is_dir():
-        raise UserError(f"There are no foreground masks in {absent[0].parent}: where the person is, is known only for pictures "
+        raise UserError(f"There are no foreground masks in {absent[0].parent}: where the person is, is known only for images "
                         "that tools/make_synthetic.py wrote; set DATASETS.ROOT_DIR to such data.")
     if absent:
         raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write the data anew "
                         "with tools/make_synthetic.py, or remove the triplet.")
-    embed = trunk.vit.patch_embed
+    embed = backbone.vit.patch_embed
     patches = partial(patches_on_person, size=list(cfg.INPUT.SIZE_TEST), patch=embed.patch_size, stride=embed.proj.stride)
     with ThreadPoolExecutor() as pool:
         masks = pool.map(lambda path: patches(decode(str(path))[0] > 127), paths)  # black and white: 0 and 255
@@ -105,13 +105,13 @@ def foreground(cfg: CfgNode, trunk: Trunk, samples: list[Sample]) -> torch.Tenso
 
 
 def mask_path(sample: Sample) -> Path:
-    """The mask beside a triplet's three pictures. Raises `UserError` where there are no three."""
+    """The mask beside a triplet's three images. Raises `UserError` where there are no three."""
     if len(sample.paths) != len(MODALITIES):
-        raise UserError(f"The picture {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
-                        "beside three pictures, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
+        raise UserError(f"The image {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
+                        "beside three images, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
                         "RGBNT201 or Synthetic.")
-    picture = Path(sample.paths[0])
-    return picture.parent.parent / MASKS / f"{picture.stem}.png"
+    image = Path(sample.paths[0])
+    return image.parent.parent / MASKS / f"{image.stem}.png"
 
 
 def patches_on_person(mask: torch.Tensor, size: list[int], patch: tuple[int, int], stride: tuple[int, int]) -> torch.Tensor:
@@ -125,7 +125,7 @@ def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
     """One line on what is measured."""
     left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
     guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", not guided by what is missing"
-    return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.pictures} {split} triplets{left_out}, "
+    return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
             f"{cfg.TEST.WEIGHT}{guide}, in percent; a random order has AP {100 * quality.random_order:.1f}")
 
 
@@ -137,8 +137,8 @@ def as_table(quality: Quality) -> str:
             cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in COLUMNS)
             lines.append((case_name(case) if place == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
                          + "".join(cell.rjust(11) for cell in cells))
-    alike = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.alike.items())
-    lines.append(f"mean cosine of the globals of two different pictures: {alike}")
+    cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
+    lines.append(f"mean cosine of the globals of two different images: {cosines}")
     return "\n".join(lines)
 
 

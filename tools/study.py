@@ -38,7 +38,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import positive_int, run
-from demo_sdtps.config.files import check_output_file, write_json, written_whole
+from demo_sdtps.config.files import atomic_write, check_output_file, write_json
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.record import command
@@ -88,7 +88,7 @@ def main() -> None:
               "variants": [{"name": v.name} | costs.get(v.name, {}) | gather(v, seeds, failed, study) for v in variants]}
     table = as_markdown(result)
     write_json(output / "study.json", result)
-    with written_whole(output / "study.md") as temporary:
+    with atomic_write(output / "study.md") as temporary:
         temporary.write_text(table, encoding="utf-8")
     drawn = [draw_results(result, output / "results.png"), draw_losses(result, output / "loss.png")]
     drawn += [draw_missing(result, output / "missing.png")] if study["missing"] else []

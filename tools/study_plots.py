@@ -1,4 +1,4 @@
-"""A study's result as pictures; see study_tables.py for what a result is."""
+"""A study's result as images; see study_tables.py for what a result is."""
 from pathlib import Path
 
 from demo_sdtps.engine.evaluate import PATTERN_NAMES

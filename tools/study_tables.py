@@ -72,7 +72,7 @@ def as_markdown(result: dict) -> str:
         parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
                   + _missing_table(result, pattern) for pattern in result["patterns"]]
     if any(variant["selection"] for variant in result["variants"]):
-        # The same for all: they depend on the pictures and the patches alone.
+        # The same for all: they depend on the images and the patches alone.
         found = next(found for variant in result["variants"] for found in variant["selection"].values())
         parts.append("Where the kept patches lie, percent of them on the person:\n\n" + _selection_table(result))
         parts.append(SELECTION_LEGEND.format(base_rate=100 * found["cases"][COMPLETE][MODALITIES[0]]["base_rate"],
@@ -90,7 +90,7 @@ LEGEND = ("Mean ± standard deviation over the seeds; Δ is the paired differenc
           "differences that are none, about one is bold by chance.")
 SELECTION_LEGEND = ("Of all patches {base_rate:.1f} % are on the person. AP: average precision of the score, and of its parts "
                     "alone, as a detector of the person; a random order has {random_order:.1f} %. Last column: mean cosine of "
-                    "the globals of two different pictures, which are the guides.")
+                    "the globals of two different images, which are the guides.")
 
 
 def _pattern_table(result: dict, pattern: int) -> str:
@@ -130,7 +130,7 @@ def _selection_table(result: dict) -> str:
 
             rows.append([variant["name"], modality, column("kept"), column("kept", 1), column("kept", 2),
                          *(column(name) for name in ("score", "MLP", *MODALITIES)),
-                         _spread([found["alike"][modality] for found in measured], 3)])
+                         _spread([found["mean_global_cosine"][modality] for found in measured], 3)])
     return _table(rows)
 
 

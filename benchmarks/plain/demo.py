@@ -1,6 +1,6 @@
-"""DeMo with CLIP's trunk, one modality and one feature after the other, under DeMo's parameter names (docs/method.md).
+"""DeMo with CLIP's backbone, one modality and one feature after the other, under DeMo's parameter names (docs/method.md).
 
-What the field's code does without a thought for speed: a trunk pass per modality, torch's own multi-head attention, all of
+What the field's code does without a thought for speed: a backbone pass per modality, torch's own multi-head attention, all of
 HDM's attentions in full, a loop over the experts, a forward per return pattern, an optimiser group per parameter.
 """
 import torch
@@ -32,13 +32,13 @@ class Demo(nn.Module):
 
     def forward(self, images, cameras, return_pattern=3):
         """Training: (scores, feature) of the MoE and of the original, then 0; evaluation: one pattern's feature."""
-        patches, globals_ = {}, {}
+        patches, global_feats = {}, {}
         for modality in MODALITIES:
             patches[modality], class_token = self.BACKBONE(images[modality], cameras)
             both = torch.cat([class_token, patches[modality].mean(dim=1)], dim=1)
-            globals_[modality] = self.get_submodule(f"{SUFFIXES[modality]}_reduce")(both)
-        original = torch.cat([globals_[modality] for modality in MODALITIES], dim=1)
-        moe = self.generalFusion(patches, globals_)
+            global_feats[modality] = self.get_submodule(f"{SUFFIXES[modality]}_reduce")(both)
+        original = torch.cat([global_feats[modality] for modality in MODALITIES], dim=1)
+        moe = self.generalFusion(patches, global_feats)
         if self.training:
             return (self.classifier_moe(self.bottleneck_moe(moe)), moe, self.classifier(self.bottleneck(original)), original, 0)
         return {1: original, 2: moe, 3: torch.cat([original, moe], dim=1)}[return_pattern]
@@ -47,7 +47,7 @@ class Demo(nn.Module):
 class Backbone(nn.Module):
     def __init__(self, size, cameras, camera_weight):
         super().__init__()
-        self.base = ClipTrunk(size)
+        self.base = ClipBackbone(size)
         self.cv_embed = nn.Parameter(0.02 * torch.randn(cameras, 1, WIDTH))
         self.camera_weight = camera_weight
 
@@ -56,8 +56,8 @@ class Backbone(nn.Module):
         return tokens[:, 1:], tokens[:, 0]
 
 
-class ClipTrunk(nn.Module):
-    """CLIP's ViT-B/16 on pictures of `size` = (height, width)."""
+class ClipBackbone(nn.Module):
+    """CLIP's ViT-B/16 on images of `size` = (height, width)."""
 
     def __init__(self, size):
         super().__init__()

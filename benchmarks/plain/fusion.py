@@ -25,19 +25,19 @@ class Fusion(nn.Module):
             self.add_module(subset, nn.MultiheadAttention(width, width // 64, dropout=dropout, batch_first=True))
         self.moe = MixtureOfExperts(width, heads) if heads else None
 
-    def decouple(self, patches, globals_):
+    def decouple(self, patches, global_feats):
         """→ the seven features (B, C)."""
         features = []
         for subset, modalities in MODALITIES_OF.items():
-            tokens = torch.cat([torch.cat([globals_[modality][:, None], patches[modality]], dim=1) for modality in modalities],
-                               dim=1)
+            parts = [part for modality in modalities for part in (global_feats[modality][:, None], patches[modality])]
+            tokens = torch.cat(parts, dim=1)
             query = self.get_parameter(f"{subset}_token").expand(len(tokens), -1, -1)
             feature, _ = self.get_submodule(subset)(query, tokens, tokens)
             features.append(feature[:, 0])
         return features
 
-    def forward(self, patches, globals_):
-        features = self.decouple(patches, globals_)
+    def forward(self, patches, global_feats):
+        features = self.decouple(patches, global_feats)
         return torch.cat(self.moe(features) if self.moe else features, dim=1)
 
 

@@ -29,16 +29,16 @@ def train_transform(cfg: CfgNode) -> transforms.Compose:
     ])
 
 
-def augmented(cfg: CfgNode, picture: Image.Image, flipped: bool, top: int, left: int) -> torch.Tensor:
+def augmented(cfg: CfgNode, image: Image.Image, flipped: bool, top: int, left: int) -> torch.Tensor:
     """The same before erasing, where chance has given `flipped` and the corner of the crop: → float32 (3, H, W)."""
     size = list(cfg.INPUT.SIZE_TRAIN)
-    picture = functional.resize(picture, size, interpolation=BICUBIC)
+    image = functional.resize(image, size, interpolation=BICUBIC)
     if flipped:
-        picture = functional.hflip(picture)
-    picture = functional.crop(functional.pad(picture, [cfg.INPUT.PADDING]), top, left, *size)
-    return functional.normalize(functional.to_tensor(picture), cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
+        image = functional.hflip(image)
+    image = functional.crop(functional.pad(image, [cfg.INPUT.PADDING]), top, left, *size)
+    return functional.normalize(functional.to_tensor(image), cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
 
 
 def load_triplet(paths: Sequence[str], transform: transforms.Compose) -> list[torch.Tensor]:
-    """One (3, H, W) of each picture."""
+    """One (3, H, W) of each image."""
     return [transform(decode(path)) for path in paths]

@@ -47,7 +47,7 @@ def configuration(root: Path, key: str, value: str) -> CfgNode:
 
 
 def write_ground(root: Path) -> None:
-    """data/: RGBNT201 and MSVR310; other/: RGBNT201 without a triplet; weights of the trunk and of the whole model."""
+    """data/: RGBNT201 and MSVR310; other/: RGBNT201 without a triplet; weights of the backbone and of the whole model."""
     write_rgbnt201(root / "data")
     write_msvr310(root / "data")
     lost = write_rgbnt201(root / "other")["train"][0]
@@ -56,8 +56,8 @@ def write_ground(root: Path) -> None:
     square = ("MODEL.PATCH_SIZE", "16", "INPUT.SIZE_TRAIN", "[64, 64]", "INPUT.SIZE_TEST", "[64, 64]")
     pretrained, trained = (model_of(load_cfg(CONFIG, [*SMALL, *opts])) for opts in (square, ()))
     for model in (pretrained, trained):
-        torch.nn.init.constant_(model.trunk.vit.norm.weight, MARK)
-    torch.save(pretrained.trunk.vit.state_dict(), root / "trunk.pth")
+        torch.nn.init.constant_(model.backbone.vit.norm.weight, MARK)
+    torch.save(pretrained.backbone.vit.state_dict(), root / "backbone.pth")
     torch.save({"model": trained.state_dict(), "dataset": "RGBNT201", "camera_num": CAMERAS}, root / "weights.pth")
 
 

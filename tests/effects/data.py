@@ -1,4 +1,4 @@
-"""DATASETS, DATALOADER and INPUT: what is read, how it is batched, how pictures are augmented."""
+"""DATASETS, DATALOADER and INPUT: what is read, how it is batched, how images are augmented."""
 import multiprocessing
 import shutil
 from collections import Counter
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 from pytest import approx
-from triplets import random_picture
+from triplets import random_image
 
 from demo_sdtps.config import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.transforms import test_transform, train_transform
-from demo_sdtps.engine.evaluate import place_name
+from demo_sdtps.engine.evaluate import exclude_key
 from effects.base import effect, is_told
 
 PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
@@ -27,7 +27,7 @@ def training_loader(cfg):
 @effect("DATASETS.NAMES", {"RGBNT201": ("RGBNT201", "camera"), "MSVR310": ("MSVR310", "scene")})
 def folder_and_protocol(cfg):
     path = Path(read_splits(cfg)["query"][0].paths[0])
-    return path.relative_to(cfg.DATASETS.ROOT_DIR).parts[0], place_name(cfg)
+    return path.relative_to(cfg.DATASETS.ROOT_DIR).parts[0], exclude_key(cfg)
 
 
 @effect("DATASETS.ROOT_DIR", {"{root}/data": 30, "{root}/other": 29})
@@ -36,7 +36,7 @@ def number_of_training_samples(cfg):
 
 
 @effect("DATASETS.CACHE", {"yes": False, "no": True, "auto": False})
-def pictures_are_missed_once_they_are_gone(cfg):
+def images_are_missed_once_they_are_gone(cfg):
     own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
     shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
     loader = training_loader(with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
@@ -73,20 +73,20 @@ def triplets_per_evaluation_batch(cfg):
 
 
 @effect("INPUT.SIZE_TRAIN", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TEST", "{value}")
-def shape_of_a_training_picture(cfg):
-    return tuple(train_transform(cfg)(random_picture()).shape)
+def shape_of_a_training_image(cfg):
+    return tuple(train_transform(cfg)(random_image()).shape)
 
 
 @effect("INPUT.SIZE_TEST", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TRAIN", "{value}")
-def shape_of_a_picture_in_evaluation(cfg):
-    return tuple(test_transform(cfg)(random_picture()).shape)
+def shape_of_an_image_in_evaluation(cfg):
+    return tuple(test_transform(cfg)(random_image()).shape)
 
 
 def distinct(cfg, draws):
-    """Distinct training pictures that come of one picture."""
-    transform, picture = train_transform(cfg), random_picture()
+    """Distinct training images that come of one image."""
+    transform, image = train_transform(cfg), random_image()
     torch.manual_seed(0)
-    return {transform(picture).numpy().tobytes(): None for _ in range(draws)}
+    return {transform(image).numpy().tobytes(): None for _ in range(draws)}
 
 
 @effect("INPUT.PADDING", {"0": 1, "1": 9, "2": 25}, *PLAIN[:4])
@@ -96,24 +96,24 @@ def places_of_the_crop(cfg):
 
 @effect("INPUT.PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[2:])
 def mirrored_of_400(cfg):
-    transform, picture = train_transform(cfg), random_picture()
-    mirrored = test_transform(cfg)(picture.flip(2))
+    transform, image = train_transform(cfg), random_image()
+    mirrored = test_transform(cfg)(image.flip(2))
     torch.manual_seed(0)
-    return sum(torch.allclose(transform(picture), mirrored, atol=1e-6) for _ in range(400))
+    return sum(torch.allclose(transform(image), mirrored, atol=1e-6) for _ in range(400))
 
 
 @effect("INPUT.RE_PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[:2], *PLAIN[4:])
 def erased_of_400(cfg):
-    transform, picture = train_transform(cfg), random_picture()
-    whole = test_transform(cfg)(picture)
+    transform, image = train_transform(cfg), random_image()
+    whole = test_transform(cfg)(image)
     torch.manual_seed(0)
-    return sum(not torch.allclose(transform(picture), whole, atol=1e-6) for _ in range(400))
+    return sum(not torch.allclose(transform(image), whole, atol=1e-6) for _ in range(400))
 
 
 @effect("INPUT.PIXEL_MEAN", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]}, *PLAIN)
 @effect("INPUT.PIXEL_STD", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]}, *PLAIN)
 def channels_of_white(cfg):
-    white = random_picture().fill_(255)
+    white = random_image().fill_(255)
     found = [transform(white).mean(dim=(1, 2)).tolist() for transform in (train_transform(cfg), test_transform(cfg))]
     assert found[0] == found[1]
     return found[0]

@@ -22,7 +22,7 @@ def weights_to_evaluate(cfg):
     if is_told(load_model_and_data, cfg):
         return "told"
     model, _ = load_model_and_data(cfg)
-    return "loaded" if model.trunk.vit.norm.weight.eq(MARK).all() else "others"
+    return "loaded" if model.backbone.vit.norm.weight.eq(MARK).all() else "others"
 
 
 @effect("TEST.MISS", {"None": set(MODALITIES), "nothing": set(MODALITIES), "r": {"NI", "TI"}, "nt": {"RGB"}})
@@ -36,9 +36,9 @@ def modalities_that_are_seen(cfg):
 
 
 @effect("TEST.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
-def type_of_the_trunks_products_in_evaluation(cfg):
+def type_of_the_backbones_products_in_evaluation(cfg):
     model, seen = model_of(cfg), set()
-    model.trunk.vit.blocks[0].attn.qkv.register_forward_hook(lambda layer, inputs, product: seen.add(product.dtype))
+    model.backbone.vit.blocks[0].attn.qkv.register_forward_hook(lambda layer, inputs, product: seen.add(product.dtype))
     assert extract_features(model, test_data_of(cfg).loader)[3].dtype == torch.float32
     (found,) = seen
     return found

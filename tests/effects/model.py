@@ -18,21 +18,21 @@ def width_of_the_tokens(cfg):
 
 @effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
 @effect("MODEL.STRIDE_SIZE", {"[4, 4]": 32, "[2, 4]": 15 * 4, "[4, 2]": 8 * 7})
-def patches_of_a_picture(cfg):
+def patches_of_an_image(cfg):
     return model_of(cfg).eval().encode(*images_of(cfg))[0]["NI"].shape[1]
 
 
-@effect("MODEL.PRETRAIN_PATH_T", {"": False, "{root}/trunk.pth": True}, "MODEL.PATCH_SIZE", "0", "INPUT.SIZE_TRAIN",
+@effect("MODEL.PRETRAIN_PATH_T", {"": False, "{root}/backbone.pth": True}, "MODEL.PATCH_SIZE", "0", "INPUT.SIZE_TRAIN",
         "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]")
-def the_trunk_holds_the_files_weights(cfg):
-    trunk = model_of(cfg).trunk
-    load_pretrained(trunk, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
-    return bool(trunk.vit.norm.weight.eq(MARK).all())
+def the_backbone_holds_the_files_weights(cfg):
+    backbone = model_of(cfg).backbone
+    load_pretrained(backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    return bool(backbone.vit.norm.weight.eq(MARK).all())
 
 
 @effect("MODEL.DROP_PATH", {"0.0": 0.0, "0.3": approx(0.3)})
 def stochastic_depth_of_the_last_block(cfg):
-    return getattr(model_of(cfg).trunk.vit.blocks[-1].drop_path2, "drop_prob", 0.0)
+    return getattr(model_of(cfg).backbone.vit.blocks[-1].drop_path2, "drop_prob", 0.0)
 
 
 def is_random(model, cfg):
@@ -45,7 +45,7 @@ def is_random(model, cfg):
 @effect("MODEL.ATT_DROP_RATE", {"0.0": (0.0, 0.0, False, False), "0.4": (0.0, 0.4, True, False)})
 def dropout_in_mlps_and_attention_and_its_chance_in_training_and_evaluation(cfg):
     model = model_of(cfg)
-    block = model.trunk.vit.blocks[2]
+    block = model.backbone.vit.blocks[2]
     return block.mlp.drop2.p, block.attn.attn_drop.p, is_random(model.train(), cfg), is_random(model.eval(), cfg)
 
 
@@ -60,17 +60,17 @@ def the_camera_changes_the_features(cfg):
 @effect("MODEL.SIE_COE", {"0.5": approx(0.5), "3.0": approx(3.0)})
 @torch.no_grad()
 def share_of_the_cameras_embedding_in_the_tokens(cfg):
-    trunk = model_of(cfg).trunk.eval()
+    backbone = model_of(cfg).backbone.eval()
     seen = []
-    trunk.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     images = images_of(cfg)[0]["RGB"][:1]
-    trunk(images.expand(2, -1, -1, -1), torch.tensor([2, 5]))
-    apart = (trunk.camera_embedding[5] - trunk.camera_embedding[2]).expand_as(seen[0][0])
+    backbone(images.expand(2, -1, -1, -1), torch.tensor([2, 5]))
+    apart = (backbone.camera_embedding[5] - backbone.camera_embedding[2]).expand_as(seen[0][0])
     return float((seen[0][1] - seen[0][0]).norm() / apart.norm())
 
 
 @effect("MODEL.FROZEN", {"False": (True, True), "True": (False, True)})
-def a_step_moves_the_trunks_weights_and_the_rest(cfg):
+def a_step_moves_the_backbones_weights_and_the_rest(cfg):
     model = model_of(cfg)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     optimizer = make_optimizer(cfg, model)
@@ -78,8 +78,8 @@ def a_step_moves_the_trunks_weights_and_the_rest(cfg):
     optimizer.step()
     moved = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
     # A BatchNorm's bias is fixed in any case.
-    rest = {name for name in before if not name.startswith("trunk.vit.") and not name.endswith("bottleneck.bias")}
-    return any(name.startswith("trunk.vit.") for name in moved), rest <= moved
+    rest = {name for name in before if not name.startswith("backbone.vit.") and not name.endswith("bottleneck.bias")}
+    return any(name.startswith("backbone.vit.") for name in moved), rest <= moved
 
 
 @effect("MODEL.GLOBAL_LOCAL", {"False": True, "True": False})
@@ -87,8 +87,8 @@ def a_step_moves_the_trunks_weights_and_the_rest(cfg):
 def the_globals_are_the_class_tokens(cfg):
     model = model_of(cfg).eval()
     images, cameras = images_of(cfg)
-    globals_ = model.encode(images, cameras)[1]
-    return all(torch.allclose(globals_[modality], model.trunk(image, cameras)[1], atol=1e-5)
+    global_feats = model.encode(images, cameras)[1]
+    return all(torch.allclose(global_feats[modality], model.backbone(image, cameras)[1], atol=1e-5)
                for modality, image in images.items())
 
 
@@ -103,9 +103,9 @@ def widths_of_the_training_features(cfg):
 @torch.no_grad()
 def the_enhanced_feature_is_hdms(cfg):
     model = model_of(cfg).eval()
-    patches, globals_ = model.encode(*images_of(cfg))
-    slimmed = model.slim(patches, globals_)[0]
-    return torch.equal(model.features(patches, globals_)["moe"], model.hdm(slimmed, globals_).flatten(1))
+    patches, global_feats = model.encode(*images_of(cfg))
+    slimmed = model.select_tokens(patches, global_feats)[0]
+    return torch.equal(model.features(patches, global_feats)["moe"], model.hdm(slimmed, global_feats).flatten(1))
 
 
 @effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
@@ -118,8 +118,8 @@ def heads_of_the_gates(cfg):
 
 def slimmed(model, cfg):
     """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
-    patches, globals_ = model.encode(*images_of(cfg))
-    return [torch.stack(list(part.values())) for part in model.slim(patches, globals_)]
+    patches, global_feats = model.encode(*images_of(cfg))
+    return [torch.stack(list(part.values())) for part in model.select_tokens(patches, global_feats)]
 
 
 @effect("MODEL.SDTPS_SPARSE_RATIO", {"0.5": {16.0}, "0.25": {8.0}})
@@ -138,13 +138,13 @@ def slimmed_tokens(cfg):
 @torch.no_grad()
 def mlp_and_globals_matter_for_the_choice(cfg):
     model = model_of(cfg).eval()
-    patches, globals_ = model.encode(*images_of(cfg))
-    chosen = model.slim(patches, globals_)[1]["TI"]
-    others = {modality: torch.randn_like(feature) for modality, feature in globals_.items()}
-    by_others = model.slim(patches, others)[1]["TI"]
+    patches, global_feats = model.encode(*images_of(cfg))
+    chosen = model.select_tokens(patches, global_feats)[1]["TI"]
+    others = {modality: torch.randn_like(feature) for modality, feature in global_feats.items()}
+    by_others = model.select_tokens(patches, others)[1]["TI"]
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
-    return not torch.equal(model.slim(patches, globals_)[1]["TI"], chosen), not torch.equal(by_others, chosen)
+    return not torch.equal(model.select_tokens(patches, global_feats)[1]["TI"], chosen), not torch.equal(by_others, chosen)
 
 
 @effect("MODEL.SDTPS_USE_GUMBEL", {"False": False, "True": True})
@@ -165,11 +165,11 @@ def the_masks_gradient_is_felt(cfg):
 @torch.no_grad()
 def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
     model = model_of(cfg).eval()
-    patches, globals_ = model.encode(*images_of(cfg))
+    patches, global_feats = model.encode(*images_of(cfg))
     found = []
     for is_training in (True, False):
         model.sdtps.train(is_training)
-        first, second = (model.slim(patches, globals_)[1]["TI"] for _ in range(2))
+        first, second = (model.select_tokens(patches, global_feats)[1]["TI"] for _ in range(2))
         found.append(torch.equal(first, second))
     return found
 
@@ -178,7 +178,7 @@ def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
 @torch.no_grad()
 def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
-    patches, globals_ = model.encode(*images_of(cfg))
-    others = {**globals_, "NI": torch.randn_like(globals_["NI"])}
-    before, after = (model.slim(patches, given, model.missing)[1] for given in (globals_, others))
+    patches, global_feats = model.encode(*images_of(cfg))
+    others = {**global_feats, "NI": torch.randn_like(global_feats["NI"])}
+    before, after = (model.select_tokens(patches, given, model.missing)[1] for given in (global_feats, others))
     return {modality for modality in MODALITIES if not torch.equal(before[modality], after[modality])}

@@ -161,7 +161,7 @@ def a_run_begins_and_is_gone_on_with(cfg):
 
 
 @effect("DATASETS.VERIFY", {"True": (True, False), "False": (True, True)}, "DATASETS.CACHE", "no")
-def a_damaged_picture_is_told_and_there_is_a_run(cfg):
+def a_damaged_image_is_told_and_there_is_a_run(cfg):
     """Before anything is written, or when it is met."""
     own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
     shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
@@ -203,11 +203,11 @@ def type_of_the_scores_in_training(cfg):
 
 
 @effect("MODEL.COMPILE", {"True": (True, True), "False": (False, False)}, "TEST.WEIGHT", "{root}/weights.pth")
-def training_and_evaluation_compile_the_trunk(cfg):
+def training_and_evaluation_compile_the_backbone(cfg):
     """Without compiling it, for time's sake: tests/test_fast_model.py does, and looks at what comes out."""
     with mock.patch.object(torch.nn.Module, "compile") as compiled:
         run(cfg)
-        return compiled.called, load_model_and_data(cfg)[0].trunk.is_compiled
+        return compiled.called, load_model_and_data(cfg)[0].backbone.is_compiled
 
 
 @effect("MODEL.DEVICE", {"cpu": "cpu", "cuda:99": "told"})

@@ -7,7 +7,7 @@ import torch
 STATE_NAMES = ("rgb", "nir", "tir")
 
 
-def sdtps(weights, tokens, globals_, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=()):
+def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=()):
     """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities.
 
     weights: the state dict; tokens [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the
@@ -19,7 +19,7 @@ def sdtps(weights, tokens, globals_, sparse_ratio, aggr_ratio, beta, tau=1.0, no
         own, patches = weights_of(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
-            scores = _scores(own, patches[sample], index, [guide[sample] for guide in globals_], beta, missing)
+            scores = _scores(own, patches[sample], index, [guide[sample] for guide in global_feats], beta, missing)
             noise = None if noises is None else noises[index][sample]
             kept, dropped = choose([scores[i] + noise[i] for i in range(len(scores))] if select else scores, sparse_ratio)
             decision = [torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))]

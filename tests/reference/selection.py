@@ -1,4 +1,4 @@
-"""How well SDTPS's choice finds the person: one picture, one modality and one patch at a time (spec 4)."""
+"""How well SDTPS's choice finds the person: one image, one modality and one patch at a time (spec 4)."""
 import math
 
 import numpy as np
@@ -7,8 +7,8 @@ from PIL import Image
 
 def foreground(mask_path, size, patch, stride):
     """[whether at least half of a patch's pixels are white], row by row, of the mask at (height, width) by nearest pixels."""
-    with Image.open(mask_path) as picture:
-        mask = np.asarray(picture)
+    with Image.open(mask_path) as image:
+        mask = np.asarray(image)
     (h, w), (height, width) = mask.shape, size
     found = []
     for top in range(0, height - patch[0] + 1, stride[0]):
@@ -36,14 +36,14 @@ def average_precision(scores, relevant):
     return total
 
 
-def detectors(weights, patches, globals_, modality, missing, beta, guide_missing):
+def detectors(weights, patches, global_feats, modality, missing, beta, guide_missing):
     """The score of each of one modality's patches (N, C), and its parts: {"score", "MLP", modality that guides: [N numbers]}.
 
     weights: the modality's own, by their names in its TokenSparse; globals_ {modality: (C,)}. The own guides twice.
     """
     parts = {"MLP": [predict(weights, patch) for patch in patches]}
     shares = {}
-    for other, guide in globals_.items():
+    for other, guide in global_feats.items():
         parts[other] = min_max([patch @ guide / (np.linalg.norm(patch) * np.linalg.norm(guide)) for patch in patches])
         shares[other] = 2 if other == modality else 1 if guide_missing or other not in missing else 0
     guided = [sum(4 * share / sum(shares.values()) * parts[other][place] for other, share in shares.items())

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.config import cfg as defaults
+from config import cfg as defaults
 
 BATCH, CAMERAS = 4, 4
 PATTERNS = (1, 2, 3)

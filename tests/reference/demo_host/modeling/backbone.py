@@ -1,4 +1,4 @@
-"""A plain ViT in place of DeMo's trunks, under the weight names of its ImageNet trunk."""
+"""A plain ViT in place of DeMo's backbones, under the weight names of its ImageNet backbone."""
 import torch
 import torch.nn.functional as F
 from torch import nn

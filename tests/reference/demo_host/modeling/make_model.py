@@ -4,8 +4,9 @@ The mixture of experts is left out: ATM builds the fusion and leaves its feature
 """
 import torch
 import torch.nn as nn
-from demo_sdtps.modeling.backbone import SIZES, Backbone
 from fvcore.nn import flop_count
+
+from modeling.backbone import SIZES, Backbone
 
 
 class QuickGELU(nn.Module):

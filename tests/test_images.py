@@ -1,42 +1,42 @@
-"""Decoding and verifying pictures."""
+"""Decoding and verifying images."""
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from triplets import FIRST, a_text, config, cut_short, head_alone, message_of, pictures_of, zero_bytes
+from triplets import FIRST, a_text, config, cut_short, head_alone, images_of, message_of, zero_bytes
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import Sample
-from demo_sdtps.datasets.pictures import check_widths, decode, decode_triplet, verify
+from demo_sdtps.datasets.images import check_widths, decode, decode_triplet, verify
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
-def test_a_damaged_picture_is_told_by_name(own_root, damage):
-    path = pictures_of(own_root, modality="NI") / FIRST
+def test_a_damaged_image_is_told_by_name(own_root, damage):
+    path = images_of(own_root, modality="NI") / FIRST
     damage(path)
     message = message_of(decode, str(path))
-    assert message.startswith(f"The picture {path} cannot be read") and "replace it or remove its triplet" in message
+    assert message.startswith(f"The image {path} cannot be read") and "replace it or remove its triplet" in message
     assert "\n" not in message
     assert ("it is empty" in message) == (damage is zero_bytes)
 
 
-def test_a_picture_that_has_gone_is_told(tmp_path):
+def test_an_image_that_has_gone_is_told(tmp_path):
     assert str(tmp_path / "gone.jpg") in message_of(decode, str(tmp_path / "gone.jpg"))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P"])
-def test_every_kind_of_picture_gets_three_channels(tmp_path, mode):
-    path = tmp_path / "picture.png"
+def test_every_kind_of_image_gets_three_channels(tmp_path, mode):
+    path = tmp_path / "image.png"
     Image.new("RGB", (5, 7), (204, 204, 204)).convert(mode, dither=Image.Dither.NONE).save(path)
     found = decode(str(path))
     assert found.dtype == torch.uint8 and found.shape == (3, 7, 5)
     assert (found.int() - 204).abs().max() <= 2
 
 
-def picture(path, width, height=40):
+def image(path, width, height=40):
     pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return str(path), torch.from_numpy(pixels).permute(2, 0, 1)
@@ -45,11 +45,11 @@ def picture(path, width, height=40):
 @pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeypatch, library):
     if library == "Pillow":
-        monkeypatch.setattr("demo_sdtps.datasets.pictures.simplejpeg", None)
+        monkeypatch.setattr("demo_sdtps.datasets.images.simplejpeg", None)
     else:
         pytest.importorskip("simplejpeg")
     pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)
-    path = tmp_path / "picture.jpg"
+    path = tmp_path / "image.jpg"
     kinds = [(mode, {"subsampling": subsampling, "progressive": progressive, "quality": quality})
              for mode in ("RGB", "L") for subsampling in (0, 1, 2) for progressive in (False, True) for quality in (30, 95)]
     for size in ((41, 23), (1, 1), (16, 8), (3, 17)):
@@ -63,28 +63,28 @@ def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeyp
 def test_a_rotation_in_the_header_is_left_alone(tmp_path):
     header = Image.Exif()
     header[0x0112] = 6
-    Image.new("RGB", (5, 7)).save(tmp_path / "picture.jpg", exif=header)
-    assert decode(str(tmp_path / "picture.jpg")).shape == (3, 7, 5)
+    Image.new("RGB", (5, 7)).save(tmp_path / "image.jpg", exif=header)
+    assert decode(str(tmp_path / "image.jpg")).shape == (3, 7, 5)
 
 
-def test_a_triplet_is_three_pictures_or_the_thirds_of_one(tmp_path):
-    paths, expected = zip(*(picture(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
+def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
+    paths, expected = zip(*(image(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
     for ours, theirs in zip(decode_triplet(Sample(paths, 1, 0)), expected, strict=True):
         assert torch.equal(ours, theirs)
-    path, whole = picture(tmp_path / "whole.png", 12)
+    path, whole = image(tmp_path / "whole.png", 12)
     for number, part in enumerate(decode_triplet(Sample((path,), 1, 0))):
         assert torch.equal(part, whole[:, :, 4 * number:4 * number + 4])
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_damaged_picture_of_a_triplet_is_told(tmp_path, count):
-    paths = [picture(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
+def test_the_damaged_image_of_a_triplet_is_told(tmp_path, count):
+    paths = [image(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
     a_text(Path(paths[-1]))
-    assert message_of(decode_triplet, Sample(tuple(paths), 1, 0)).startswith(f"The picture {paths[-1]} cannot be read")
+    assert message_of(decode_triplet, Sample(tuple(paths), 1, 0)).startswith(f"The image {paths[-1]} cannot be read")
 
 
 def test_widths_are_checked_in_order(tmp_path):
-    paths = [picture(tmp_path / f"{number}.png", width)[0] for number, width in enumerate((12, 12, 9, 12, 15))]
+    paths = [image(tmp_path / f"{number}.png", width)[0] for number, width in enumerate((12, 12, 9, 12, 15))]
     check_widths(paths[:2], 12)
     check_widths([], 12)
     assert f"{paths[2]} is 9 pixels wide, but it must be 12: RGB, NI, TI side by side, 4 each" in message_of(
@@ -92,16 +92,16 @@ def test_widths_are_checked_in_order(tmp_path):
     cut_short(Path(paths[0]))  # the header is whole
     assert f"{paths[2]} is 9" in message_of(check_widths, paths, 12)
     zero_bytes(Path(paths[1]))
-    assert message_of(check_widths, paths, 12).startswith(f"The picture {paths[1]} cannot be read (it is empty)")
+    assert message_of(check_widths, paths, 12).startswith(f"The image {paths[1]} cannot be read (it is empty)")
 
 
-def test_verify_lists_all_damaged_pictures_and_no_other(own_root):
+def test_verify_lists_all_damaged_images_and_no_other(own_root):
     samples = read_splits(config(own_root), ("train",))["train"]
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
     head, *lines = message_of(verify, samples).splitlines()
-    assert head.startswith("3 of 144 pictures") and "replace them or remove their triplets" in head
+    assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
     assert len(lines) == 3
     assert all(any(str(path) in line for line in lines) for path in damaged)
     assert sum("it is empty" in line for line in lines) == 1
@@ -113,15 +113,15 @@ def test_verify_lists_all_however_many(own_root):
         for path in sample.paths:
             zero_bytes(Path(path))
     head, *lines = message_of(verify, samples).splitlines()
-    assert head.startswith("144 of 144 pictures")
+    assert head.startswith("144 of 144 images")
     assert {line.split(" cannot be read")[0].strip() for line in lines} == {path for s in samples for path in s.paths}
 
 
-def test_verify_is_content_with_whole_pictures(tiny_root):
+def test_verify_is_content_with_whole_images(tiny_root):
     verify([sample for split in read_splits(config(tiny_root)).values() for sample in split])
 
 
-def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "large.jpg"
     Image.new("RGB", (64, 64)).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses twice as many

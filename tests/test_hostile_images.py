@@ -1,4 +1,4 @@
-"""Every kind of picture: its pixels are right, or it is told in one sentence before anything is written."""
+"""Every kind of image: its pixels are right, or it is told in one sentence before anything is written."""
 import os
 import struct
 import warnings
@@ -13,7 +13,7 @@ from PIL import Image
 from triplets import message_of
 
 from demo_sdtps import train_net
-from demo_sdtps.datasets.pictures import decode
+from demo_sdtps.datasets.images import decode
 
 HEIGHT, WIDTH = 8, 12
 COLOURS = np.random.default_rng(0).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -107,28 +107,28 @@ KINDS = {name: write for name, (write, _) in EXACT.items()} | {
 
 def pixels_of(path):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as Pillow's of transparency, which would be one per picture
+        warnings.simplefilter("error")  # such as Pillow's of transparency, which would be one per image
         return decode(str(path)).permute(1, 2, 0).numpy()
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_pixels_are_those_of_the_picture(name, tmp_path):
+def test_pixels_are_those_of_the_image(name, tmp_path):
     write, expected = EXACT[name]
-    write(tmp_path / "picture.jpg")
-    found = pixels_of(tmp_path / "picture.jpg")
+    write(tmp_path / "image.jpg")
+    found = pixels_of(tmp_path / "image.jpg")
     assert found.dtype == np.uint8 and np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_pixels_are_nearly_those_of_the_picture(name, tmp_path):
-    expected = lossy(tmp_path / "picture.jpg", **LOSSY[name])
-    difference = np.abs(pixels_of(tmp_path / "picture.jpg").astype(int) - expected)
+def test_pixels_are_nearly_those_of_the_image(name, tmp_path):
+    expected = lossy(tmp_path / "image.jpg", **LOSSY[name])
+    difference = np.abs(pixels_of(tmp_path / "image.jpg").astype(int) - expected)
     assert difference.mean() < 4
 
 
 def in_place(write):
     def change(place):
-        path = place.picture()
+        path = place.image()
         path.unlink()
         write(path)
 
@@ -137,12 +137,12 @@ def in_place(write):
 
 @pytest.mark.parametrize("modes", ["0", "1"], ids=["by a thread", "by a process"])
 def test_all_kinds_together_are_evaluated(modes, place, command):
-    """A test split of which every picture of NI is of another kind."""
-    pictures = sorted((place.test / "NI").iterdir())
-    for path, write in zip(pictures, KINDS.values(), strict=False):
+    """A test split of which every image of NI is of another kind."""
+    images = sorted((place.test / "NI").iterdir())
+    for path, write in zip(images, KINDS.values(), strict=False):
         path.unlink()
         write(path)
-    assert len(KINDS) <= len(pictures)
+    assert len(KINDS) <= len(images)
     weights = weights_for(place.root, place.folder / "w.pth")
     words = ("--weight", str(weights), "DATALOADER.NUM_WORKERS", modes, "DATASETS.CACHE", "no")
     stdout, stderr = run_case(Case("", "test", lambda place: None, words, ()), place, command)
@@ -150,10 +150,10 @@ def test_all_kinds_together_are_evaluated(modes, place, command):
 
 
 def cut(part):
-    """The picture as it was, but for what is missing at its end."""
+    """The image as it was, but for what is missing at its end."""
     def change(place):
-        data = place.picture().read_bytes()
-        place.picture().write_bytes(data[:int(len(data) * part)])
+        data = place.image().read_bytes()
+        place.image().write_bytes(data[:int(len(data) * part)])
 
     return change
 
@@ -168,15 +168,15 @@ def postscript(path):
 
 
 BROKEN = [
-    ("a picture cut short", cut(0.7), ["cannot be read"]),
-    ("a picture's header alone", cut(0.1), ["cannot be read"]),
+    ("an image cut short", cut(0.7), ["cannot be read"]),
+    ("an image's header alone", cut(0.1), ["cannot be read"]),
     ("a text", in_place(lambda path: path.write_text("this is a text")), ["cannot identify"]),
     ("a page of HTML", in_place(lambda path: path.write_text("<html>404 Not Found</html>")), ["cannot identify"]),
     ("an empty file", in_place(Path.touch), ["it is empty"]),
     ("zeros", in_place(lambda path: path.write_bytes(bytes(5000))), ["cannot identify"]),
     ("a checkpoint", in_place(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(500))), ["cannot identify"]),
-    ("a JPEG's head before zeros", lambda place: place.picture().write_bytes(
-        place.picture().read_bytes()[:4] + bytes(3000)), ["cannot be read"]),
+    ("a JPEG's head before zeros", lambda place: place.image().write_bytes(
+        place.image().read_bytes()[:4] + bytes(3000)), ["cannot be read"]),
     ("a PNG that is cut short", in_place(lambda path: (saved(COLOURS)(path), os.truncate(path, 150))), ["cannot be read"]),
     ("a PNG with a wrong sum", in_place(lambda path: (saved(COLOURS)(path), path.write_bytes(
         path.read_bytes().replace(b"IDAT", b"IDAX")))), ["cannot be read"]),
@@ -193,14 +193,14 @@ BROKEN = [
 
 
 def test_verifying_finds_them_all_before_anything_is_written(place, command):
-    pictures = sorted((place.test / "NI").iterdir())[:len(BROKEN)]
-    for (_, make, _), path in zip(BROKEN, pictures, strict=True):
-        make(place._replace(number=pictures.index(path)))
+    images = sorted((place.test / "NI").iterdir())[:len(BROKEN)]
+    for (_, make, _), path in zip(BROKEN, images, strict=True):
+        make(place._replace(number=images.index(path)))
     before = tree(place.folder.parent)
     words = words_for(place.root, "OUTPUT_DIR", place.folder / "output", "DATASETS.VERIFY", "True")
     code, _, stderr = command(train_net.main, *words)
-    assert code == 2 and f"error: {len(BROKEN)} of {(48 + 32) * 3} pictures cannot be read; replace them" in stderr
-    assert all(str(path) in stderr for path in pictures) and tree(place.folder.parent) == before
+    assert code == 2 and f"error: {len(BROKEN)} of {(48 + 32) * 3} images cannot be read; replace them" in stderr
+    assert all(str(path) in stderr for path in images) and tree(place.folder.parent) == before
 
 
 @table([Case(name, "test", make, ("--weight", "{folder}/w.pth"), (".jpg", *says)) for name, make, says in BROKEN])
@@ -216,10 +216,10 @@ def test_postscript_runs_no_ghostscript(tmp_path, monkeypatch):
     (tmp_path / "bin" / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
-    postscript(tmp_path / "picture.jpg")
-    with pytest.raises(OSError), Image.open(tmp_path / "picture.jpg") as picture:
-        picture.load()
+    postscript(tmp_path / "image.jpg")
+    with pytest.raises(OSError), Image.open(tmp_path / "image.jpg") as image:
+        image.load()
     assert (tmp_path / "executed").exists()  # the trap works
     (tmp_path / "executed").unlink()
-    assert "cannot identify" in message_of(decode, str(tmp_path / "picture.jpg"))
+    assert "cannot identify" in message_of(decode, str(tmp_path / "image.jpg"))
     assert not (tmp_path / "executed").exists()

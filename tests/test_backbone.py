@@ -1,4 +1,4 @@
-"""The trunk: timm's own forward, the camera embedding, overlapping patches, and what is refused."""
+"""The backbone: timm's own forward, the camera embedding, overlapping patches, and what is refused."""
 from contextlib import contextmanager
 
 import pytest
@@ -9,19 +9,19 @@ from tiny import CAMERAS, CLIP_CONFIG, clip_model, tiny_cfg
 from torch import nn
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.modeling.trunk import Trunk
+from demo_sdtps.modeling.backbone import Backbone
 
 NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 
 
 def build(*opts, seed=0, cameras=CAMERAS):
-    """A trunk in evaluation mode whose parameters are all random, norms and biases too."""
+    """A backbone in evaluation mode whose parameters are all random, norms and biases too."""
     torch.manual_seed(seed)
-    trunk = Trunk(tiny_cfg(*opts), cameras).eval()
+    backbone = Backbone(tiny_cfg(*opts), cameras).eval()
     with torch.no_grad():
-        for parameter in trunk.parameters():
+        for parameter in backbone.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return trunk
+    return backbone
 
 
 def draw(seed, size, batch=3):
@@ -50,30 +50,31 @@ def replaced(module, **parts):
             setattr(module, name, part)
 
 
-def without_blocks(trunk):
+def without_blocks(backbone):
     """No transformer blocks, so that no token hears of another."""
-    return replaced(trunk.vit, blocks=nn.Sequential())
+    return replaced(backbone.vit, blocks=nn.Sequential())
 
 
 @pytest.mark.parametrize("size, stride", [((64, 32), (8, 8)), ((64, 32), (5, 7)), ((37, 50), (8, 8))], ids=str)
 def test_equals_timm(size, stride):
-    trunk = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride), *NO_CAMERA)
+    backbone = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride),
+                     *NO_CAMERA)
     images = draw(1, size)
     with torch.no_grad():
-        patches, class_token = trunk(images, torch.tensor([0, 1, 2]))
-        expected = trunk.vit.forward_features(images)
-    assert patches.shape == (3, trunk.num_patches, trunk.width)
+        patches, class_token = backbone(images, torch.tensor([0, 1, 2]))
+        expected = backbone.vit.forward_features(images)
+    assert patches.shape == (3, backbone.num_patches, backbone.width)
     assert relative_error(torch.cat([class_token[:, None], patches], dim=1), expected) < 1e-6
-    assert trunk.camera_embedding is None
+    assert backbone.camera_embedding is None
 
 
 @torch.no_grad()
 def test_clip_equals_timm_and_its_projection():
-    trunk = clip_model().trunk.eval()
+    backbone = clip_model().backbone.eval()
     images = draw(2, (256, 128), batch=1)
-    with replaced(trunk, camera_embedding=None):
-        patches, class_token = trunk(images, torch.tensor([0]))
-        expected = trunk.vit.forward_features(images) @ trunk.vit.head.weight.T
+    with replaced(backbone, camera_embedding=None):
+        patches, class_token = backbone(images, torch.tensor([0]))
+        expected = backbone.vit.forward_features(images) @ backbone.vit.head.weight.T
     assert patches.shape == (1, 128, 512)
     assert relative_error(torch.cat([class_token[:, None], patches], dim=1), expected) < 1e-5
 
@@ -82,50 +83,51 @@ def test_clip_equals_timm_and_its_projection():
 @pytest.mark.parametrize("size", [(64, 32), (32, 64), (37, 50)], ids=str)
 @torch.no_grad()
 def test_grid_and_tokens_of_overlapping_patches(size, stride):
-    trunk = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride), *NO_CAMERA)
+    backbone = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride),
+                     *NO_CAMERA)
     rows, columns = (size[0] - 8) // stride[0] + 1, (size[1] - 8) // stride[1] + 1
-    assert tuple(trunk.grid_size) == (rows, columns)
-    assert trunk.num_patches == rows * columns
+    assert tuple(backbone.grid_size) == (rows, columns)
+    assert backbone.num_patches == rows * columns
 
     images = draw(3, size)
-    embedded, grid = unfold_patches(trunk.vit, images, stride)
+    embedded, grid = unfold_patches(backbone.vit, images, stride)
     assert grid == (rows, columns)
-    assert relative_error(trunk.vit.patch_embed(images), embedded) < 1e-5
-    with without_blocks(trunk):
-        patches, _ = trunk(images, torch.zeros(3, dtype=torch.long))
-    norm = trunk.vit.norm
-    expected = F.layer_norm(embedded + trunk.vit.pos_embed[:, 1:], (trunk.width,), norm.weight, norm.bias, 1e-6)
+    assert relative_error(backbone.vit.patch_embed(images), embedded) < 1e-5
+    with without_blocks(backbone):
+        patches, _ = backbone(images, torch.zeros(3, dtype=torch.long))
+    norm = backbone.vit.norm
+    expected = F.layer_norm(embedded + backbone.vit.pos_embed[:, 1:], (backbone.width,), norm.weight, norm.bias, 1e-6)
     assert relative_error(patches, expected) < 1e-5
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @torch.no_grad()
 def test_camera_reaches_all_tokens(weight):
-    trunk = build("MODEL.SIE_COE", weight)
+    backbone = build("MODEL.SIE_COE", weight)
     images, cameras = draw(4, (64, 32)), torch.tensor([3, 0, 3])
-    with without_blocks(trunk):
-        patches, class_token = trunk(images, cameras)
-    assert trunk.camera_embedding.shape == (CAMERAS, 1, trunk.width)
+    with without_blocks(backbone):
+        patches, class_token = backbone(images, cameras)
+    assert backbone.camera_embedding.shape == (CAMERAS, 1, backbone.width)
 
-    vit = trunk.vit
+    vit = backbone.vit
     tokens = torch.cat([vit.cls_token.expand(3, -1, -1), unfold_patches(vit, images, (8, 8))[0]], dim=1) + vit.pos_embed
-    camera = torch.stack([trunk.camera_embedding[camera, 0] for camera in cameras.tolist()])
-    expected = F.layer_norm(tokens + weight * camera[:, None], (trunk.width,), vit.norm.weight, vit.norm.bias, 1e-6)
+    camera = torch.stack([backbone.camera_embedding[camera, 0] for camera in cameras.tolist()])
+    expected = F.layer_norm(tokens + weight * camera[:, None], (backbone.width,), vit.norm.weight, vit.norm.bias, 1e-6)
     assert relative_error(torch.cat([class_token[:, None], patches], dim=1), expected) < 1e-5
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @torch.no_grad()
 def test_camera_reaches_clips_class_token_only(weight):
-    trunk = clip_model().trunk.eval()
+    backbone = clip_model().backbone.eval()
     images, cameras = draw(5, (256, 128), batch=1).expand(2, -1, -1, -1), torch.tensor([1, 2])
-    with without_blocks(trunk), replaced(trunk, camera_weight=weight):
-        patches, class_token = trunk(images, cameras)
+    with without_blocks(backbone), replaced(backbone, camera_weight=weight):
+        patches, class_token = backbone(images, cameras)
     assert torch.equal(patches[0], patches[1])
     assert not torch.allclose(class_token[0], class_token[1])
 
-    vit = trunk.vit
-    start = vit.cls_token[0] + vit.pos_embed[0, :1] + weight * trunk.camera_embedding[cameras, 0]
+    vit = backbone.vit
+    start = vit.cls_token[0] + vit.pos_embed[0, :1] + weight * backbone.camera_embedding[cameras, 0]
     for norm in (vit.norm_pre, vit.norm):
         start = F.layer_norm(start, (768,), norm.weight, norm.bias, 1e-5)
     assert relative_error(class_token, start @ vit.head.weight.T) < 1e-5
@@ -136,7 +138,7 @@ def test_camera_reaches_clips_class_token_only(weight):
 
 
 def test_weight_of_clips_camera_embedding_is_the_configurations():
-    assert clip_model().trunk.camera_weight == load_cfg(CLIP_CONFIG).MODEL.SIE_COE == 1.0
+    assert clip_model().backbone.camera_weight == load_cfg(CLIP_CONFIG).MODEL.SIE_COE == 1.0
 
 
 def test_a_single_camera_needs_no_embedding():
@@ -146,13 +148,13 @@ def test_a_single_camera_needs_no_embedding():
 
 def test_camera_embedding_starts_small():
     torch.manual_seed(6)
-    embedding = Trunk(tiny_cfg(), 100).camera_embedding.detach()
+    embedding = Backbone(tiny_cfg(), 100).camera_embedding.detach()
     assert float(embedding.std()) == pytest.approx(0.02, rel=0.05)
     assert abs(float(embedding.mean())) < 0.001
 
 
-def drop_rates(trunk):
-    return [rate for block in trunk.vit.blocks
+def drop_rates(backbone):
+    return [rate for block in backbone.vit.blocks
             for rate in (getattr(block.drop_path1, "drop_prob", 0.0), getattr(block.drop_path2, "drop_prob", 0.0))]
 
 
@@ -163,55 +165,55 @@ def test_drop_path_rises_linearly(rate):
 
 
 def test_drop_path_acts_in_training_only():
-    trunk = build("MODEL.DROP_PATH", 0.5)
+    backbone = build("MODEL.DROP_PATH", 0.5)
     images, cameras = draw(7, (64, 32)), torch.tensor([0, 1, 2])
     with torch.no_grad():
-        assert torch.equal(trunk(images, cameras)[0], trunk(images, cameras)[0])
-        trunk.train()
-        assert not torch.equal(trunk(images, cameras)[0], trunk(images, cameras)[0])
+        assert torch.equal(backbone(images, cameras)[0], backbone(images, cameras)[0])
+        backbone.train()
+        assert not torch.equal(backbone(images, cameras)[0], backbone(images, cameras)[0])
 
 
 def test_clips_tower():
-    trunk = clip_model().trunk
+    backbone = clip_model().backbone
     assert load_cfg(CLIP_CONFIG).MODEL.DROP_PATH > 0
-    assert drop_rates(trunk) == [0.0] * 24
-    assert sum(parameter.numel() for parameter in trunk.vit.parameters()) == 86_140_416
-    assert (trunk.width, trunk.num_patches, tuple(trunk.grid_size)) == (512, 128, (16, 8))
+    assert drop_rates(backbone) == [0.0] * 24
+    assert sum(parameter.numel() for parameter in backbone.vit.parameters()) == 86_140_416
+    assert (backbone.width, backbone.num_patches, tuple(backbone.grid_size)) == (512, 128, (16, 8))
 
 
 @pytest.mark.parametrize("name", ["test_vit2", "test_vit3", "vit_base_patch16_siglip_224", "vit_base_patch14_reg4_dinov2"])
-def test_trunk_without_exactly_a_class_token(name):
+def test_backbone_without_exactly_a_class_token(name):
     with pytest.raises(UserError, match=r"MODEL\.TRANSFORMER_TYPE") as caught, torch.device("meta"):
-        Trunk(tiny_cfg("MODEL.TRANSFORMER_TYPE", name), CAMERAS)
+        Backbone(tiny_cfg("MODEL.TRANSFORMER_TYPE", name), CAMERAS)
     assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [[7, 64], [64, 7]])
 def test_image_smaller_than_a_patch(size):
     with pytest.raises(UserError, match=r"INPUT\.SIZE_TRAIN"):
-        Trunk(tiny_cfg("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), CAMERAS)
+        Backbone(tiny_cfg("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), CAMERAS)
 
 
 @pytest.mark.parametrize("stride", [[9, 8], [8, 9]])
 def test_stride_larger_than_the_patch(stride):
     with pytest.raises(UserError, match=r"MODEL\.STRIDE_SIZE"):
-        Trunk(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
+        Backbone(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
 
 
-def small_pictures(name):
+def small_images(name):
     return load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]"])
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_18x2_224"])
 def test_other_vision_transformers_run(name):
     """DeiT has a module of its own in timm; the blocks of the other have their attention deeper inside."""
-    trunk = Trunk(small_pictures(name), 2)
-    tokens, class_token = trunk(draw(0, (32, 16)), torch.tensor([0, 1, 0]))
-    assert tokens.shape == (3, 2, trunk.vit.embed_dim) and class_token.shape == (3, trunk.vit.embed_dim)
-    assert {module.fused_attn for module in trunk.modules() if hasattr(module, "fused_attn")} == {True}
+    backbone = Backbone(small_images(name), 2)
+    tokens, class_token = backbone(draw(0, (32, 16)), torch.tensor([0, 1, 0]))
+    assert tokens.shape == (3, 2, backbone.vit.embed_dim) and class_token.shape == (3, backbone.vit.embed_dim)
+    assert {module.fused_attn for module in backbone.modules() if hasattr(module, "fused_attn")} == {True}
 
 
 @pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_deits_with_other_tokens_are_refused(name):
     with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'"):
-        Trunk(small_pictures(name), 2)
+        Backbone(small_images(name), 2)

@@ -1,4 +1,4 @@
-"""The trunk: one timm Vision Transformer that the three modalities share (docs/method.md)."""
+"""The backbone: one timm Vision Transformer that the three modalities share (docs/method.md)."""
 import copy
 from contextlib import nullcontext
 from functools import partial
@@ -24,7 +24,7 @@ VECTOR_BITS = {"AVX2": 256, "AVX512": 512}
 """Width of the vectors that torch computes with, by its name of what the CPU can; it chooses itself for any other."""
 
 CHUNK = 32
-"""Images that pass through the trunk together on a CPU where no gradient is wanted: what lies between two products then
+"""Images that pass through the backbone together on a CPU where no gradient is wanted: what lies between two products then
 stays in the cache, and memory does not grow with the batch."""
 
 
@@ -60,7 +60,7 @@ class QuickGELUMlp(Mlp):
         return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
 
 
-class Trunk(nn.Module):
+class Backbone(nn.Module):
     """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
 
     `width` is C, the width of the tokens that it returns; `num_patches` is N; `grid_size` is (rows, columns).
@@ -83,7 +83,7 @@ class Trunk(nn.Module):
         """What its products are computed in; None leaves that to autocast."""
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
-        # The published ImageNet trunk has no camera embedding for a single camera; CLIP's always has one.
+        # The published ImageNet backbone has no camera embedding for a single camera; CLIP's always has one.
         if cfg.MODEL.SIE_CAMERA and (self.is_clip or camera_num > 1):
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
@@ -113,27 +113,27 @@ class Trunk(nn.Module):
         for block in self.vit.blocks:
             block.compile(options={"cpp.simdlen": width})
 
-    def held_in(self, precision: torch.dtype) -> "Trunk":
+    def cast_for_inference(self, precision: torch.dtype) -> "Backbone":
         """A copy for inference whose products are of weights held in `precision`; its tokens are those of the images' type.
 
         Between the products tokens stay in float32, as under autocast: in bfloat16 throughout, mAP moved by 0.3 on the
         synthetic pedestrians, like this by less than 0.1. Compiled where this one is.
         """
-        trunk = copy.deepcopy(self).requires_grad_(False)
-        trunk.precision = None if precision is torch.float32 else precision  # which autocast is not for
-        for block in trunk.vit.blocks if trunk.is_clip else ():
+        backbone = copy.deepcopy(self).requires_grad_(False)
+        backbone.precision = None if precision is torch.float32 else precision  # which autocast is not for
+        for block in backbone.vit.blocks if backbone.is_clip else ():
             block.mlp = block.mlp.fold()
-        for module in trunk.modules():
+        for module in backbone.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 module.to(precision)
         if self.is_compiled:  # a copy's blocks are not
-            trunk.compile_blocks()
-        return trunk
+            backbone.compile_blocks()
+        return backbone
 
     def fuses_attention(self, device: torch.device, in_half: bool) -> bool:
         """Whether attention is torch's fused one, in half precision or not; `fused_attention` decides where it is not None.
 
-        In bfloat16 on CPUs the fused one was several times slower for small trunks. Elsewhere it is the faster one, and it
+        In bfloat16 on CPUs the fused one was several times slower for small backbones. Elsewhere it is the faster one, and it
         keeps no (N + 1)² weights for its gradient.
         """
         chosen = device.type != "cpu" or not in_half
@@ -156,7 +156,7 @@ class Trunk(nn.Module):
             if not self.is_clip:
                 patches = patches + camera
         tokens = vit.pos_drop(torch.cat([class_token, patches], dim=1) + vit.pos_embed)
-        # timm's head is CLIP's projection, applied to every token, and the identity for other trunks.
+        # timm's head is CLIP's projection, applied to every token, and the identity for other backbones.
         return vit.head(vit.norm(vit.blocks(vit.norm_pre(tokens))))
 
 
@@ -194,8 +194,8 @@ def _create(cfg: CfgNode, name: str, **kwargs) -> VisionTransformer:
     patch = vit.patch_embed.patch_size
     if min(vit.patch_embed.grid_size) < 1:
         raise UserError(f"INPUT.SIZE_TRAIN is {[height, width]}, smaller than one patch of {name} ({patch[0]}×{patch[1]}); "
-                        "make the pictures larger.")
+                        "make the images larger.")
     if any(step > side for step, side in zip(cfg.MODEL.STRIDE_SIZE, patch, strict=True)):
         raise UserError(f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
-                        f"({patch[0]}×{patch[1]}), so part of the picture would not be seen; lower it.")
+                        f"({patch[0]}×{patch[1]}), so part of the image would not be seen; lower it.")
     return vit
