@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.plain import loader_kwargs as plain
+from demo_sdtps.benchmarks.plain import loading as plain
 from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from demo_sdtps.benchmarks import data as benchmark_data
-from demo_sdtps.benchmarks.plain import loader_kwargs as plain
+from demo_sdtps.benchmarks.plain import loading as plain
 from demo_sdtps.datasets.images import decode_triplet
 
 

@@ -149,7 +149,7 @@ def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
     def slimmed(moved):
         soft = reference.soft_decision(moved, noise, tau)
         decision = [(place in kept) + soft[place] - start[place] for place in range(len(patches))]
-        return reference.select_tokens(own, patches, moved, kept, dropped, decision, out_tokens)
+        return reference.slim(own, patches, moved, kept, dropped, decision, out_tokens)
 
     return slimmed
 

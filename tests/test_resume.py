@@ -1,5 +1,6 @@
 """A run that is interrupted goes on as if nothing had happened (engine/loop.py), and says why where it cannot."""
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.loop import Loop
 from demo_sdtps.engine.resume import RESUMABLE_KEYS
 from demo_sdtps.seps import training
@@ -262,3 +264,25 @@ def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny
     assert json.loads(after["run.json"])["status"] == "failed"
     assert call(words) == 0  # with room again
     assert_same(reference, copied)
+
+
+def in_version_0_1(path):
+    """Write a checkpoint under the names of version 0.1, which called the backbone "trunk"."""
+    content = torch.load(path, weights_only=True)
+    renamed = {re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()}
+    assert renamed.keys() != content["model"].keys()
+    torch.save(content | {"model": renamed}, path)
+
+
+def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
+    in_version_0_1(copied / "last.pth")
+    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
+    assert_same(reference, copied)
+
+
+def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):
+    earlier = shutil.copy(reference / "last.pth", tmp_path)
+    in_version_0_1(earlier)
+    now, then = (read_checkpoint(path) for path in (reference / "last.pth", earlier))
+    assert (then.num_class, then.camera_num, then.dataset) == (now.num_class, now.camera_num, now.dataset)
+    assert then.model.keys() == now.model.keys() and all(torch.equal(then.model[name], now.model[name]) for name in now.model)
