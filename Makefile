@@ -3,7 +3,7 @@
 # make test   the tests that a change must pass, every module and every command among them: under 5 minutes on two cores
 # make test-slow  the others: runs that are killed, studies, benchmarks, compiled models, several processes
 # make test-all   both
-# make lint   ruff
+# make lint   ruff and mypy
 # make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
 # make bench  speed and memory beside the plain formulation: the table of docs/performance.md (about ten minutes)
 # make setup  the environment in .venv; done by the others where needed
@@ -59,3 +59,4 @@ test-all: setup
 
 lint: setup
 	$(PY) -m ruff check .
+	$(PY) -m mypy demo_sdtps train_net.py tools

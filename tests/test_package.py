@@ -125,10 +125,17 @@ def test_the_packages_own_configurations_are_found_from_anywhere(name, tmp_path,
 
 @pytest.mark.slow
 def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run([*wheel, "--wheel-dir", tmp_path, ROOT], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    (file,) = tmp_path.glob("*.whl")
+    """The wheel is built from the source archive, so that both are seen to be whole."""
+    def built(*command):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (file,) = set(tmp_path.glob("demo_sdtps-*")) - before
+        return file
+
+    before = set()
+    archive = built("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
+    before.add(archive)
+    file = built("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, archive)
     with zipfile.ZipFile(file) as content:
         content.extractall(tmp_path / "site")
     assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
