@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiModalSDTPS", "get_cfg", "load_cfg", "make_model"]
 
-# A checkout without symbolic links (git on Windows) has small text files in their place.
+# A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 if not (Path(__file__).parent / "modeling").is_dir():
-    __path__.append(str(Path(__file__).resolve().parents[1]))
+    __path__.insert(0, str(Path(__file__).resolve().parents[1]))
 
 __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",

@@ -86,12 +86,12 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
             (folder / path.name).write_text(os.readlink(path))
         elif path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
-    for name in ("config", "modeling"):
+    for name in ("config", "datasets", "engine", "modeling", "train_net.py"):
         (tmp_path / name).symlink_to(ROOT / name)
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model\n"
-               "print(get_cfg().MODEL.NAME, make_model.__module__)")
+    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model, train_net\n"
+               "print(get_cfg().MODEL.NAME, make_model.__module__, train_net.main.__module__)")
     done = python("-c", program, tmp_path, cwd=ROOT.parent)
-    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo"], done.stderr
+    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo", "demo_sdtps.train_net"], done.stderr
 
 
 def test_the_names_of_the_document_are_there():
@@ -99,13 +99,13 @@ def test_the_names_of_the_document_are_there():
     names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
     assert len(names) > 12
     for name in names:
-        assert requested(name), name
+        assert exists(name), name
     (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(example, found := {})
     assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1
 
 
-def requested(name):
+def exists(name):
     """As a module, or as what one defines."""
     parent, _, leaf = name.rpartition(".")
     try:
