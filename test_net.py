@@ -15,7 +15,7 @@ from demo_sdtps.config import with_values
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import (
+from demo_sdtps.engine.evaluation.protocol import (
     as_missing_table,
     as_record,
     as_table,

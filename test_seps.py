@@ -14,7 +14,7 @@ from pathlib import Path
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.retrieval import as_table
+from demo_sdtps.engine.evaluation.retrieval import as_table
 from demo_sdtps.seps.evaluation import caption, evaluate
 from demo_sdtps.seps.load import EXAMPLE, load_seps_and_data
 from demo_sdtps.seps.schema import SEPS_SCHEMA

@@ -19,11 +19,11 @@ from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
-from demo_sdtps.engine.evaluate import data_warnings, make_test_data
-from demo_sdtps.engine.resume import find_run
-from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
+from demo_sdtps.engine.reid import train
+from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
-from demo_sdtps.engine.train import train
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.pretrained import load_pretrained
 

@@ -13,8 +13,8 @@ import logging
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.engine.distributed import check_single
-from demo_sdtps.engine.resume import find_run
-from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import train_loader
 from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_splits

@@ -17,10 +17,10 @@ from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, train_loader
 from demo_sdtps.datasets.transforms import train_transform
-from demo_sdtps.engine.evaluate import make_test_data
-from demo_sdtps.engine.loop import logger as training_log
+from demo_sdtps.engine.evaluation.protocol import make_test_data
+from demo_sdtps.engine.reid import train
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.engine.train import train
+from demo_sdtps.engine.trainer import logger as training_log
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import make_synthetic
 

@@ -17,7 +17,7 @@ from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.evaluate import TestData, evaluate, make_test_data
+from demo_sdtps.engine.evaluation.protocol import TestData, evaluate, make_test_data
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device
 from demo_sdtps.modeling import make_model

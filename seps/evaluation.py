@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.retrieval import five_fold
+from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.runtime import evaluating
 from demo_sdtps.seps.captions import encode_texts, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts

@@ -7,11 +7,11 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.engine.checkpoint import save_model
-from demo_sdtps.engine.loop import Training, run_training
+from demo_sdtps.engine.evaluation.retrieval import as_table
 from demo_sdtps.engine.optim import grouped
-from demo_sdtps.engine.resume import Resumed
-from demo_sdtps.engine.retrieval import as_table
+from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.trainer import Training, run_training
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, batches
 from demo_sdtps.seps.evaluation import RetrievalData, evaluate

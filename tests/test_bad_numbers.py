@@ -1,4 +1,4 @@
-"""Losses and weights that are no longer numbers: said where and by which files, and never saved (engine/watch.py)."""
+"""Losses and weights that are no longer numbers: said where and by which files, and never saved (engine/monitor.py)."""
 import math
 import re
 from unittest import mock
@@ -13,9 +13,9 @@ from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.train import DeMoTraining
-from demo_sdtps.engine.watch import LossWatch, check_weights, files_of_batch
+from demo_sdtps.engine.monitor import LossWatch, check_weights, files_of_batch
+from demo_sdtps.engine.reid import DeMoTraining
+from demo_sdtps.engine.trainer import Loop
 from demo_sdtps.seps.training import SEPSTraining
 
 

@@ -6,7 +6,7 @@ from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
 from demo_sdtps.datasets import READERS, read_splits
-from demo_sdtps.engine.evaluate import caption, exclude_key, make_test_data
+from demo_sdtps.engine.evaluation.protocol import caption, exclude_key, make_test_data
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")

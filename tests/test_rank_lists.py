@@ -6,9 +6,9 @@ import torch
 from commands import CONFIG, weights_file, words_for
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.evaluate import extract_features, make_test_data, normalise
+from demo_sdtps.engine.evaluation.protocol import extract_features, make_test_data, normalise
+from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.reranking import k_reciprocal
 from demo_sdtps.tools import draw_ranks
 
 

@@ -1,4 +1,4 @@
-"""A run that is interrupted goes on as if nothing had happened (engine/loop.py), and says why where it cannot."""
+"""A run that is interrupted goes on as if nothing had happened (engine/trainer.py), and says why where it cannot."""
 import json
 import resource
 import shutil
@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.resume import RESUMABLE_KEYS
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS
+from demo_sdtps.engine.trainer import Loop
 from demo_sdtps.seps import training
 
 AUTO = ("RESUME", "auto")
@@ -68,9 +68,9 @@ PLACES = {
     "in a step": (Loop, "_train_step", 9, kill, EVERY_STEP),
     "in the first step after a save between epochs": (Loop, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
     "in a step, with two loading processes": (Loop, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
-    "in an evaluation": (engine.train, "evaluate", 2, kill, EVERY_STEP),
+    "in an evaluation": (engine.reid, "evaluate", 2, kill, EVERY_STEP),
     "between evaluation and saving": (Loop, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "asked to end in an evaluation": (engine.train, "evaluate", 2, terminate, ()),
+    "asked to end in an evaluation": (engine.reid, "evaluate", 2, terminate, ()),
     "before anything was saved": (Loop, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
 }
 

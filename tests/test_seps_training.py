@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.retrieval import five_fold
+from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.seps import training
 from demo_sdtps.seps.evaluation import evaluate, similarities
 from demo_sdtps.seps.load import load_seps_and_data

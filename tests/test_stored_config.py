@@ -11,7 +11,7 @@ from test_nothing_executes import TRAPS
 from demo_sdtps import test_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine.checkpoint import save_checkpoint, save_model
-from demo_sdtps.engine.resume import Resumed, check_config
+from demo_sdtps.engine.run.resume import Resumed, check_config
 from demo_sdtps.modeling import make_model
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality

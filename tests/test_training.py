@@ -9,7 +9,7 @@ from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.evaluate import extract_features
+from demo_sdtps.engine.evaluation.protocol import extract_features
 from demo_sdtps.engine.runtime import set_seed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss

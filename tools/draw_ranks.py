@@ -18,7 +18,8 @@ from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import (
+from demo_sdtps.engine.evaluation.metrics import left_out
+from demo_sdtps.engine.evaluation.protocol import (
     PATTERN_NAMES,
     TestData,
     exclude_key,
@@ -28,7 +29,6 @@ from demo_sdtps.engine.evaluate import (
     query_distances,
 )
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.metrics import left_out
 from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10

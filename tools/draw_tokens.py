@@ -23,7 +23,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import options
+from demo_sdtps.engine.evaluation.protocol import options
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo

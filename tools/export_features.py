@@ -23,7 +23,7 @@ from demo_sdtps.config.files import atomic_write, check_output_file
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import extract_features, normalise
+from demo_sdtps.engine.evaluation.protocol import extract_features, normalise
 from demo_sdtps.engine.load import load_model_and_data
 
 

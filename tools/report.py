@@ -15,9 +15,17 @@ from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.engine.checkpoint import stored_config
-from demo_sdtps.engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
+from demo_sdtps.engine.evaluation.protocol import (
+    as_record,
+    as_table,
+    caption,
+    extract_features,
+    make_test_data,
+    options,
+    rank_features,
+)
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.output import CONFIG, LAST
+from demo_sdtps.engine.run.output import CONFIG, LAST
 from demo_sdtps.tools.draw_curves import PICTURE, draw_curves, read_records
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens

@@ -7,7 +7,7 @@ from reference import reranking as slow
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.evaluate import extract_features, make_test_data, rank_features
+from demo_sdtps.engine.evaluation.protocol import extract_features, make_test_data, rank_features
 from demo_sdtps.engine.load import load_model_and_data
 from effects.base import MARK, effect, images_of, is_told, model_of
 

@@ -9,11 +9,11 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets.loaders import Batch, batches
 from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.engine.distributed import gathered, replicated
-from demo_sdtps.engine.evaluate import TestData, as_record, as_table, evaluate
-from demo_sdtps.engine.loop import Training, run_training
+from demo_sdtps.engine.evaluation.protocol import TestData, as_record, as_table, evaluate
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
-from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.trainer import Training, run_training
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 

@@ -13,8 +13,8 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.engine.distributed import all_gather_rows, broadcast_from_main, share
-from demo_sdtps.engine.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
-from demo_sdtps.engine.reranking import k_reciprocal
+from demo_sdtps.engine.evaluation.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities

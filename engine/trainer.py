@@ -21,12 +21,12 @@ from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
 from demo_sdtps.engine.meter import Meter
-from demo_sdtps.engine.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.monitor import LossWatch, check_weights
+from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
+from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.state import fingerprint, random_states, set_random_states
+from demo_sdtps.engine.run.stop import StopNow, Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
-from demo_sdtps.engine.state import fingerprint, random_states, set_random_states
-from demo_sdtps.engine.stop import StopNow, Stopped, StopRequest
-from demo_sdtps.engine.watch import LossWatch, check_weights
 from demo_sdtps.modeling.weights import current_names
 
 logger = logging.getLogger(__name__)
