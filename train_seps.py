@@ -21,7 +21,7 @@ from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.seps.training import train
+from demo_sdtps.seps.training import SEPSTrainer
 
 logger = logging.getLogger("train_seps")
 
@@ -56,7 +56,7 @@ def main() -> None:
         for warning in data_warnings(splits):
             logger.warning(warning)
         logger.info(report)
-        train(cfg, model.to(device), loader, dev, test, output, resumed)
+        SEPSTrainer(cfg, model.to(device), loader, dev, test).run(output, resumed)
 
 
 if __name__ == "__main__":

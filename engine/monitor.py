@@ -1,8 +1,12 @@
-"""Whether the loss is still a number: from one that is not, no training comes back."""
+"""Monitors of a training: epoch means, waiting time, and losses and weights that are no longer finite."""
 import copy
 import logging
 import math
+import time
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,24 +14,74 @@ from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
 from demo_sdtps.engine.distributed import is_main, world_size
+from demo_sdtps.engine.run.state import files_of, sampler_of
 
 RECENT = 5
-"""Finite losses that are told."""
+"""Finite losses that the error reports."""
 LAG = 2
-"""Steps after which several processes wait for a loss on its way from a GPU."""
-NAMED = 3
-"""Files of a batch that the sentence names; log.txt lists all."""
+"""Steps after which several processes wait for the copy of a loss from a GPU."""
+MAX_NAMED = 3
+"""Files of a batch that the error names; log.txt lists all."""
 ADVICE = "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
 
+Loaded = TypeVar("Loaded")
 logger = logging.getLogger(__name__)
 
 
-class LossWatch:
+@dataclass
+class Meter:
+    """Means over the samples of an epoch, and the time that was spent waiting for data."""
+
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    seen: int = 0
+    waited: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def update(self, count: int, **totals: torch.Tensor) -> None:
+        """Add a batch of `count` samples, given sums over the batch."""
+        # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
+        for name, total in totals.items():
+            self.totals[name] = self.totals.get(name, 0.0) + total.detach()
+        self.seen += count
+
+    def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
+        """The same batches; the time until each arrives counts as waited."""
+        iterator = iter(loaded)
+        while True:
+            asked = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def means(self) -> dict[str, float]:
+        """Means over the samples so far, by name."""
+        return {name: float(total) / self.seen for name, total in self.totals.items()}
+
+    def speed(self) -> tuple[float, float]:
+        """Samples per second, and the share of the time that was spent waiting for data."""
+        seconds = time.perf_counter() - self.started
+        return self.seen / seconds, self.waited / seconds
+
+    def state(self) -> dict[str, object]:
+        """The input of `from_state`."""
+        return {"totals": self.totals, "seen": self.seen, "waited": self.waited,
+                "seconds": time.perf_counter() - self.started}
+
+    @classmethod
+    def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
+        """The meter that gave `state`, with its sums on `device`."""
+        totals = {name: total.to(device) for name, total in state["totals"].items()}
+        return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
+
+
+class LossMonitor:
     """Raises `UserError` for the first loss that is not finite, with its step and the files of its batch.
 
-    A GPU is asked for a copy and not waited for, as reading a number there makes the CPU wait for all that came before: the
-    copy is looked at in a later step, when it has come. It still knows its own step, and `flush`, to be called before
-    anything is saved, waits for all.
+    Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and read
+    in a later step, when the copy has arrived; the error still names the loss's own step. `flush`, which must be called before
+    a checkpoint is written, waits for all copies.
     """
 
     def __init__(self, loader: DataLoader):
@@ -36,18 +90,25 @@ class LossWatch:
         self.recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
-        """Look at the losses that are there; `loss` is that of the epoch's step number `step`, from 1."""
+        """Add the loss of a step, counted from 1, and check those that have arrived."""
         copied = loss.detach().to("cpu", non_blocking=True)
         arrival = None
         if loss.is_cuda:
             arrival = torch.cuda.Event()
             arrival.record(torch.cuda.current_stream(loss.device))
         self.pending.append((epoch, step, copied, arrival))
-        while self.pending and self._has_come():
-            self._look()
+        while self.pending and self._has_arrived():
+            self._check()
 
-    def _has_come(self) -> bool:
-        """Whether the oldest loss can be looked at; several processes must all look in the same step."""
+    def flush(self) -> None:
+        """Wait for all losses and check them."""
+        while self.pending:
+            if arrival := self.pending[0][3]:
+                arrival.synchronize()
+            self._check()
+
+    def _has_arrived(self) -> bool:
+        """Whether the oldest loss can be read; several processes must all read it in the same step."""
         arrival = self.pending[0][3]
         if arrival is not None and world_size() > 1:
             if is_late := len(self.pending) > LAG:
@@ -55,14 +116,7 @@ class LossWatch:
             return is_late
         return arrival is None or arrival.query()
 
-    def flush(self) -> None:
-        """Look at all losses, those still on their way too."""
-        while self.pending:
-            if arrival := self.pending[0][3]:
-                arrival.synchronize()
-            self._look()
-
-    def _look(self) -> None:
+    def _check(self) -> None:
         epoch, step, copied, _ = self.pending.popleft()
         loss = float(copied)
         if math.isfinite(loss):
@@ -73,22 +127,22 @@ class LossWatch:
             logger.error("the batch of epoch %d, step %d:\n%s", epoch, step, "\n".join(files))
         before = f"the last finite losses were {', '.join(f'{loss:.4g}' for loss in self.recent)}" if self.recent else (
             "no finite loss came before")
-        more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > NAMED else ""
+        more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > MAX_NAMED else ""
         raise UserError(f"The loss became {loss} in epoch {epoch}, step {step}, with the files "
-                        f"{', '.join(files[:NAMED])}{more}; {before}; {ADVICE}")
+                        f"{', '.join(files[:MAX_NAMED])}{more}; {before}; {ADVICE}")
 
 
 def files_of_batch(loader: DataLoader, epoch: int, step: int) -> list[str]:
-    """The files of the batch number `step`, from 1, of an epoch."""
-    sampler = copy.copy(loader.batch_sampler)
-    sampler.share = list  # of several processes' batch all of it
+    """The files of all processes' batch number `step`, from 1, of an epoch."""
+    sampler = copy.copy(sampler_of(loader))
+    sampler.share = list
     sampler.begin(epoch, step - 1)
-    return [file for index, _ in next(iter(sampler)) for file in loader.dataset.files(index)]
+    return [file for index, _ in next(iter(sampler)) for file in files_of(loader, index)]
 
 
 @torch.no_grad()
 def check_weights(model: nn.Module, epoch: int) -> None:
-    """Raise `UserError` for weights that are not finite: a step can spoil them of which the loss was still a number."""
+    """Raise `UserError` for weights that are not finite: a step with a finite loss can still spoil them."""
     spoiled = [name for name, tensor in model.state_dict().items()
                if tensor.is_floating_point() and not tensor.isfinite().all()]
     if spoiled:

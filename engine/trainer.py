@@ -1,13 +1,14 @@
-"""The one training loop, of re-identification and of SEPS: epochs, evaluation, the files of a run, and going on with one.
+"""The training loop of re-identification and of SEPS: epochs, evaluation, the files of a run, and resuming it.
 
-A run that was interrupted anywhere goes on from last.pth as if nothing had happened: its numbers are the same, to the last bit.
+A run that was interrupted resumes from last.pth and gives, to the last bit, the numbers of an uninterrupted one.
 """
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -18,126 +19,110 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
-from demo_sdtps.engine.checkpoint import fill_model
+from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
-from demo_sdtps.engine.meter import Meter
-from demo_sdtps.engine.monitor import LossWatch, check_weights
+from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
 from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.state import fingerprint, random_states, set_random_states
+from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import StopNow, Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.modeling.weights import current_names
 
+Model = TypeVar("Model", bound=nn.Module)
+Batch = TypeVar("Batch")
 logger = logging.getLogger(__name__)
 
 
-class Training(ABC):
-    """A model that trains: what the loop needs to know of it."""
+class Evaluation(NamedTuple):
+    """The results of an evaluation."""
+
+    record: Mapping[str, object]
+    """Entries of the epoch's record in metrics.json."""
+    score: float
+    """The epoch with the largest is saved as best.pth."""
+    scalars: Mapping[str, float]
+    """For TensorBoard."""
+    table: str
+    """For the log."""
+
+
+class Trainer(ABC, Generic[Model, Batch]):
+    """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
+
+    `evaluation_loaders` are those that `evaluate` reads. `optimizers` begin with the model's. `auxiliary` modules train beside
+    the model and are saved under their names; `about` is saved in every checkpoint.
+    """
 
     unit: str
-    """What a batch has so many of."""
-    measured: tuple[str, ...]
-    """The means of an epoch that its record keeps."""
-    save: Callable
-    """Writes a checkpoint: (path, cfg, model, epoch, previous=…, **state)."""
+    """Plural name of a sample, for the log."""
 
-    def __init__(self, cfg: CfgNode, model: nn.Module, loader: DataLoader, test_loaders: Sequence[DataLoader],
-                 optimizers: list[torch.optim.Optimizer], modules: dict[str, nn.Module]):
-        """`test_loaders`: what `evaluate` reads; `optimizers`: the model's first; `modules`: those that train beside it."""
-        self.cfg, self.model, self.loader, self.test_loaders = cfg, model, loader, test_loaders
-        self.optimizers, self.modules = optimizers, modules
+    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
+                 optimizers: Sequence[torch.optim.Optimizer], auxiliary: Mapping[str, nn.Module] | None = None,
+                 about: Mapping[str, object] | None = None):
+        self.cfg, self.model, self.loader, self.evaluation_loaders = cfg, model, loader, evaluation_loaders
+        self.optimizers, self.auxiliary, self.about = optimizers, auxiliary or {}, about or {}
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the fastest group."""
-        return max(group["lr"] for group in self.optimizers[0].param_groups)
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether an epoch, from 1, is evaluated."""
-        return epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS
-
-    @abstractmethod
-    def begin(self, epoch: int) -> None:
-        """Set what follows from the epoch's number: the learning rates, for one."""
-
-    @abstractmethod
-    def batches(self) -> Iterator:
-        """The loader's batches."""
-
-    @abstractmethod
-    def step(self, batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        """A batch → its loss, how many samples it has, and sums over them of what is measured besides."""
-
-    @abstractmethod
-    def evaluate(self, epoch: int) -> dict[str, object]:
-        """What an evaluation adds to the record of an epoch, or of the untrained model (0); nothing where none is due."""
-
-    @abstractmethod
-    def score(self, record: Mapping) -> float | None:
-        """By which the best epoch is chosen; None where there was no evaluation."""
-
-    @abstractmethod
-    def scalars(self, record: Mapping) -> dict[str, float]:
-        """What of the evaluation in a record TensorBoard shows."""
-
-    @abstractmethod
-    def table(self, record: Mapping) -> str:
-        """The evaluation in a record, for the log; empty where there was none."""
-
-    @abstractmethod
-    def brief(self, means: Mapping[str, float]) -> str:
-        """The means so far, for the progress bar."""
-
-    @abstractmethod
-    def summary(self, means: Mapping[str, float]) -> str:
-        """The means of an epoch, for the log."""
-
-
-def run_training(training: Training, output: Path, resumed: Resumed | None = None) -> list[dict]:
-    """Train to SOLVER.MAX_EPOCHS, from the beginning or from where a run was → the records of metrics.json, one per epoch.
-
-    Raises `UserError` for an image that cannot be read, a loss that is no longer finite, and a file that cannot be written;
-    `Stopped` where SIGTERM asked for it. However it ends, the loading processes end with it.
-    """
-    first = resumed.state["epoch"] + 1 if resumed else None
-    try:
-        with scalar_board(output, first) if is_main() else nullcontext() as board, StopRequest().listening() as stop:
-            loop = Loop(training, output, board, stop)
-            check_agreement("the training set", loop.data)
-            if not is_main():
-                set_seed((training.cfg.SOLVER.SEED + rank()) % 2**32)  # they begin with one model, and draw for themselves
-            if resumed:
-                loop.restore(resumed)
-            return loop.run()
-    finally:
-        for loader in (training.loader, *training.test_loaders):
-            stop_workers(loader)
-
-
-class Loop:
-    """A training under way: `epoch` epochs are done, and `step` steps of the next."""
-
-    def __init__(self, training: Training, output: Path, board: SummaryWriter, stop: StopRequest):
-        self.training, self.output, self.board, self.stop = training, output, board, stop
-        self.cfg = training.cfg
-        # float16 has too small a range for gradients; with other types the scaler does nothing.
-        self.scaler = torch.amp.GradScaler(training.device.type, enabled=training.precision is torch.float16)
-        self.watch = LossWatch(training.loader)
-        self.data = fingerprint(self.cfg, training.loader)
+        # Only the gradients of float16 underflow; with other types the scaler does nothing.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
+        self.data = fingerprint(cfg, loader)
+        self.monitor, self.meter, self.stop = LossMonitor(loader), Meter(), StopRequest()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.records: list[dict] = []
-        self.meter = Meter()
-        self.saved = time.monotonic()
 
-    def run(self) -> list[dict]:
-        """All epochs that are left."""
+    @abstractmethod
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what depends on the epoch, counted from 1, such as learning rates."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """The batches of `loader`."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+        """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name."""
+
+    @abstractmethod
+    def evaluate(self, epoch: int) -> Evaluation:
+        """Evaluate the model after an epoch, 0 for the untrained one."""
+
+    @abstractmethod
+    def describe(self, means: Mapping[str, float]) -> str:
+        """The means over an epoch's samples, for the log."""
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the model is evaluated after this epoch."""
+        return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
+
+    def run(self, output: Path, resumed: Resumed | None = None) -> list[dict]:
+        """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
+
+        Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
+        not finite and a file that cannot be written; `Stopped` after SIGTERM. Loading processes end with it in any case.
+        """
+        self.output, self.saved = output, time.monotonic()
+        first = resumed.state["epoch"] + 1 if resumed else None
+        self.board: SummaryWriter | None
+        try:
+            with scalar_board(output, first) if is_main() else nullcontext() as self.board, self.stop.listening():
+                check_agreement("the training set", self.data)
+                if not is_main():  # processes start with equal models and draw different random numbers
+                    set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
+                if resumed:
+                    self._restore(resumed)
+                self._train()
+        finally:
+            for loader in (self.loader, *self.evaluation_loaders):
+                stop_workers(loader)
+        return self.records
+
+    def _train(self) -> None:
+        """All remaining epochs."""
         solver = self.cfg.SOLVER
-        logger.info("device %s, precision %s", self.training.device, self.training.precision or torch.float32)
-        if not self.records and self.step == 0 and (found := self._evaluate(0)):
-            self._report({"epoch": 0, **found})
+        logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
+        if not self.records and self.step == 0 and self.is_due(0):
+            self._report({"epoch": 0}, self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
             self._train_epoch()
             self._finish_epoch()
@@ -147,47 +132,24 @@ class Loop:
                 self._save()
             if is_stopped and not is_last:
                 raise Stopped
-        # The checkpoint of a finished run is whole, and nothing comes that could damage it.
+        # Nothing is written after the last checkpoint of a finished run, so no other is needed in reserve.
         if is_main():
             (self.output / PREVIOUS).unlink(missing_ok=True)
-        return self.records
-
-    def restore(self, resumed: Resumed) -> None:
-        """Go on from a checkpoint. Raises `UserError` where the data or the model are others than then."""
-        state, training = resumed.state, self.training
-        if state["data"] != self.data:
-            raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
-                            f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
-                            "it began; put them back, or start another run.")
-        fill_model(training.model, current_names(state["model"]), resumed.path)
-        for name, module in training.modules.items():
-            module.load_state_dict(state[name])
-        for optimizer, own in zip(training.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
-        self.meter = Meter.of_state(state["meter"], training.device)
-        states = state["random"]
-        if len(states) != world_size():
-            logger.warning("the run had %d processes and goes on with %d: what they draw differs from then on", len(states),
-                           world_size())
-        set_random_states(states[rank() % len(states)])
 
     def _train_epoch(self) -> None:
-        """What is left of an epoch's steps."""
-        training, solver, epoch = self.training, self.cfg.SOLVER, self.epoch + 1
+        """The remaining steps of an epoch."""
+        solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()
-        training.begin(epoch)
-        training.loader.batch_sampler.begin(epoch, self.step)
-        training.model.train()
-        bar = progress(self.meter.timed(training.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(training.loader),
-                       unit="batch", initial=self.step)
+        self.begin_epoch(epoch)
+        sampler_of(self.loader).begin(epoch, self.step)
+        self.model.train()
+        bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
+                       initial=self.step)
         for batch in bar:
             self._train_step(batch)
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
-                bar.set_postfix_str(training.brief(self.meter.means()))
+                bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
             is_stopped, is_due = any_rank(self.stop.requested, is_due)
             if is_stopped or is_due:
@@ -195,72 +157,93 @@ class Loop:
             if is_stopped:
                 raise Stopped
 
-    def _train_step(self, batch) -> None:
-        training, scaler = self.training, self.scaler
-        loss, count, sums = training.step(batch)
-        for optimizer in training.optimizers:
+    def _train_step(self, batch: Batch) -> None:
+        loss, count, sums = self.loss(batch)
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()
         if self.cfg.SOLVER.GRAD_CLIP:
-            scaler.unscale_(training.optimizers[0])  # for the norm to be that of the gradient itself
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
-        for optimizer in training.optimizers:
-            scaler.step(optimizer)
-        scaler.update()
+            self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
         self.step += 1
         self.meter.update(count, loss=loss.detach() * count, **sums)
-        self.watch.add(self.epoch + 1, self.step, loss)
+        self.monitor.add(self.epoch + 1, self.step, loss)
 
     def _finish_epoch(self) -> None:
-        """The record of an epoch whose steps are done, with its evaluation, and the best checkpoint."""
-        epoch, training = self.epoch + 1, self.training
-        self.watch.flush()
-        means = self.meter.means() | {"lr": training.rate}
-        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, training.summary(means), means["lr"],
-                    means["rate"], training.unit, 100 * means["waited"])
-        record = {"epoch": epoch, **{name: means[name] for name in training.measured}, **self._evaluate(epoch)}
-        self._report(record)
+        """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
+        epoch = self.epoch + 1
+        self.monitor.flush()
+        means, (speed, waited) = self.meter.means(), self.meter.speed()
+        rate = max(group["lr"] for group in self.optimizers[0].param_groups)
+        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), rate, speed,
+                    self.unit, 100 * waited)
+        evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
+        self._report({"epoch": epoch, **means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
-        score = training.score(record)
-        if score is not None and score > self.best:
-            self.best = score
-            check_weights(training.model, epoch)
+        if evaluation and evaluation.score > self.best:
+            self.best = evaluation.score
+            check_weights(self.model, epoch)
             if is_main():
-                training.save(self.output / BEST, self.cfg, training.model, epoch)
+                save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, state=self.about)
 
-    def _evaluate(self, epoch: int) -> dict[str, object]:
-        """The evaluation of an epoch; one that is interrupted is done again when the run goes on."""
+    def _evaluate(self, epoch: int) -> Evaluation:
+        """`evaluate`, which SIGTERM interrupts: it is repeated when the run is resumed."""
         before = random_states()
         try:
-            # Several processes finish it together: one that left would keep the others waiting.
+            # Several processes finish it together: a process that left would block the others.
             with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
-                return self.training.evaluate(epoch)
+                return self.evaluate(epoch)
         except StopNow:
             set_random_states(before)
             self._save()
             raise Stopped from None
 
-    def _report(self, record: dict) -> None:
-        """A new record to metrics.json (written whole), TensorBoard and the log."""
-        self.records.append(record)
-        if not is_main():
+    def _report(self, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
+        epoch = means["epoch"]
+        self.records.append({**means, **(evaluation.record if evaluation else {})})
+        if self.board is None:
             return
-        scalars = {f"train/{name}": record[name] for name in self.training.measured if name in record}
-        write_records(self.records, self.output, self.board, scalars | self.training.scalars(record))
-        if table := self.training.table(record):
-            logger.info("epoch %d%s\n%s", record["epoch"], "" if record["epoch"] else " (untrained)", table)
+        scalars = {f"train/{name}": value for name, value in means.items() if name != "epoch"}
+        write_records(self.records, self.output, self.board, {**scalars, **(evaluation.scalars if evaluation else {})})
+        if evaluation:
+            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
 
     def _save(self) -> None:
-        """last.pth, from which the run can go on; the one before stays until it is whole, and beside it."""
-        training = self.training
-        self.watch.flush()
-        check_weights(training.model, self.epoch + bool(self.step))
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
+        self.monitor.flush()
+        check_weights(self.model, self.epoch + bool(self.step))
         states = all_gather_object(random_states())
         self.saved = time.monotonic()
         if not is_main():
             return
-        training.save(
-            self.output / LAST, self.cfg, training.model, self.epoch, previous=self.output / PREVIOUS, step=self.step,
-            best=self.best, records=self.records, meter=self.meter.state(), scaler=self.scaler.state_dict(), data=self.data,
-            optimizers=[optimizer.state_dict() for optimizer in training.optimizers], random=states,
-            **{name: module.state_dict() for name, module in training.modules.items()})
+        state = {**self.about, "step": self.step, "best": self.best, "records": self.records, "meter": self.meter.state(),
+                 "scaler": self.scaler.state_dict(), "data": self.data, "random": states,
+                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                 **{name: module.state_dict() for name, module in self.auxiliary.items()}}
+        save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
+
+    def _restore(self, resumed: Resumed) -> None:
+        """Set the state that `_save` wrote. Raises `UserError` where the training files or the model have changed since."""
+        state = resumed.state
+        if state["data"] != self.data:
+            raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
+                            f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
+                            "it began; put them back, or start another run.")
+        fill_model(self.model, current_names(state["model"]), resumed.path)
+        for name, module in self.auxiliary.items():
+            module.load_state_dict(state[name])
+        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
+        self.meter = Meter.from_state(state["meter"], self.device)
+        states = state["random"]
+        if len(states) != world_size():
+            logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",
+                           len(states), world_size())
+        set_random_states(states[rank() % len(states)])

@@ -17,6 +17,7 @@ from demo_sdtps.engine.evaluation.metrics import Ranking
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
+from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.modeling.losses import total_loss
 from effects.base import LABELS, effect, images_of, is_told, model_of
 
@@ -95,7 +96,7 @@ def watched(cfg) -> Run:
     watch, logger = Watch(output), logging.getLogger("demo_sdtps.engine.trainer")
     logger.addHandler(watch)
     try:
-        with mock.patch.object(engine.trainer.Loop, "_save", autospec=True, side_effect=engine.trainer.Loop._save) as save, \
+        with mock.patch.object(Trainer, "_save", autospec=True, side_effect=Trainer._save) as save, \
                 mock.patch.object(engine.reid, "make_optimizer", spied), mock.patch.object(engine.trainer, "progress", Bar):
             run(cfg)
     finally:
