@@ -26,6 +26,7 @@ from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
 
 logger = logging.getLogger("train_net")
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments, cfg = parse(parser)
     check_launch(cfg)
+    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
     with processes():
         train_run(cfg, arguments.overwrite)
 

@@ -7,7 +7,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import Batch, batches
 from demo_sdtps.engine.distributed import gathered, replicated
-from demo_sdtps.engine.evaluation.protocol import TestData, as_record, as_table, evaluate
+from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid
+from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import Evaluation, Trainer
@@ -56,10 +57,10 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
 
     def evaluate(self, epoch: int) -> Evaluation:
-        patterns = as_record(evaluate(self.cfg, self.model, self.test_data))
+        patterns = reid_record(evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS])
         scalars = {f"pattern_{pattern}/{name}": value for pattern, row in patterns.items() for name, value in row.items()}
         return Evaluation({"patterns": patterns}, patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"], scalars,
-                          as_table(patterns))
+                          reid_table(patterns))
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.engine.evaluation.retrieval import as_table
+from demo_sdtps.engine.evaluation.reports import percent_table
 from demo_sdtps.engine.optim import grouped
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import Evaluation, Trainer
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, batches
-from demo_sdtps.seps.evaluation import RetrievalData, evaluate
+from demo_sdtps.seps.evaluation import RetrievalData, evaluate_retrieval
 from demo_sdtps.seps.model import SEPS
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
@@ -46,9 +46,9 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     def evaluate(self, epoch: int) -> Evaluation:
         splits = {"dev": self.dev} | ({"test": self.test} if epoch == self.cfg.SOLVER.MAX_EPOCHS else {})
-        found = {split: evaluate(self.model, data) for split, data in splits.items()}
+        found = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
         scalars = {f"{split}/{name}": value for split, measures in found.items() for name, value in measures.items()}
-        return Evaluation(found, found["dev"]["rSum"], scalars, as_table(found))
+        return Evaluation(found, found["dev"]["rSum"], scalars, percent_table(found))
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"

@@ -68,9 +68,9 @@ PLACES = {
     "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
     "in the first step after a save between epochs": (Trainer, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
     "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
-    "in an evaluation": (engine.reid, "evaluate", 2, kill, EVERY_STEP),
+    "in an evaluation": (engine.reid, "evaluate_reid", 2, kill, EVERY_STEP),
     "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "asked to end in an evaluation": (engine.reid, "evaluate", 2, terminate, ()),
+    "asked to end in an evaluation": (engine.reid, "evaluate_reid", 2, terminate, ()),
     "before anything was saved": (Trainer, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
 }
 
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_ro
 
 @pytest.mark.parametrize("place", [
     pytest.param((Trainer, "_train_step", 5, kill), id="in a step"),
-    pytest.param((training, "evaluate", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
+    pytest.param((training, "evaluate_retrieval", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
 ])
 def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
     words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)

@@ -185,9 +185,10 @@ def epoch_of_the_best_checkpoint(cfg):
 
     def rankings(*_):
         epoch = next(epochs)
-        return {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5) for pattern, best in BEST_EPOCHS.items()}
+        return {cfg.TEST.MISS: {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5)
+                                for pattern, best in BEST_EPOCHS.items()}}
 
-    with mock.patch.object(engine.reid, "evaluate", rankings):
+    with mock.patch.object(engine.reid, "evaluate_reid", rankings):
         output = run(cfg)
     return torch.load(output / "best.pth", weights_only=True)["epoch"]
 
