@@ -11,19 +11,11 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 
 from pathlib import Path
 
-from demo_sdtps.config import with_values
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import (
-    as_missing_table,
-    as_record,
-    as_table,
-    caption,
-    evaluate,
-    evaluate_missing,
-    make_test_data,
-)
+from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
+from demo_sdtps.engine.evaluation.reports import missing_table, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 
 
@@ -36,16 +28,13 @@ def main() -> None:
     arguments, cfg = parse(parser)
     if arguments.json:
         check_output_file(arguments.json, ".json")
-    all_cases = cfg.TEST.MISS == "all"
-    if all_cases:
-        cfg = with_values(cfg, {"TEST.MISS": "nothing"})
     model, splits = load_model_and_data(cfg)
-    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    rankings = evaluate_missing(cfg, model, test_data) if all_cases else {cfg.TEST.MISS: evaluate(cfg, model, test_data)}
-    cases = {case: as_record(by_pattern) for case, by_pattern in rankings.items()}
-    print(caption(cfg, test_data), as_missing_table(cases) if all_cases else as_table(cases[cfg.TEST.MISS]), sep="\n")
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
+    caption = reid_caption(cfg, data)
+    print(caption, missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS]), sep="\n")
     if arguments.json:
-        write_json(arguments.json, {"caption": caption(cfg, test_data), "cases": cases})
+        write_json(arguments.json, {"caption": caption, "cases": cases})
 
 
 if __name__ == "__main__":

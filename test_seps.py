@@ -14,8 +14,8 @@ from pathlib import Path
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.retrieval import as_table
-from demo_sdtps.seps.evaluation import caption, evaluate
+from demo_sdtps.engine.evaluation.reports import percent_table
+from demo_sdtps.seps.evaluation import evaluate_retrieval, retrieval_caption
 from demo_sdtps.seps.load import EXAMPLE, load_seps_and_data
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
@@ -30,10 +30,10 @@ def main() -> None:
     if arguments.json:
         check_output_file(arguments.json, ".json")
     model, data = load_seps_and_data(cfg)
-    measures = evaluate(model, data)
-    print(caption(cfg, data), as_table({cfg.TEST.SPLIT: measures}), sep="\n")
+    measures, caption = evaluate_retrieval(model, data), retrieval_caption(cfg, data)
+    print(caption, percent_table({cfg.TEST.SPLIT: measures}), sep="\n")
     if arguments.json:
-        write_json(arguments.json, {"caption": caption(cfg, data), cfg.TEST.SPLIT: measures})
+        write_json(arguments.json, {"caption": caption, cfg.TEST.SPLIT: measures})
 
 
 if __name__ == "__main__":

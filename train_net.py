@@ -19,12 +19,14 @@ from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
-from demo_sdtps.engine.evaluate import data_warnings, make_test_data
-from demo_sdtps.engine.resume import find_run
-from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
+from demo_sdtps.engine.reid import ReIDTrainer
+from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.resume import find_run
+from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
-from demo_sdtps.engine.train import train
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
 
 logger = logging.getLogger("train_net")
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments, cfg = parse(parser)
     check_launch(cfg)
+    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
     with processes():
         train_run(cfg, arguments.overwrite)
 
@@ -63,7 +66,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     if cfg.MODEL.COMPILE:
         compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
-    loader.batch_sampler.share = share_of_batch
+    sampler_of(loader).share = share_of_batch
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 
     # Only now, with the input checked, is anything written or replaced.
@@ -72,7 +75,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         for warning in data_warnings(cfg, splits["train"], test_data):
             logger.warning(warning)
         logger.info(report)
-        train(cfg, model.to(device), loader, test_data, output, resumed)
+        ReIDTrainer(cfg, model.to(device), loader, test_data).run(output, resumed)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ import logging
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.engine.distributed import check_single
-from demo_sdtps.engine.resume import find_run
-from demo_sdtps.engine.run import run_folder
+from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import train_loader
-from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_splits
+from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_caption_splits
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.seps.training import train
+from demo_sdtps.seps.training import SEPSTrainer
 
 logger = logging.getLogger("train_seps")
 
@@ -40,7 +40,7 @@ def main() -> None:
     if resumed and resumed.is_finished(cfg):
         print(resumed.all_done)
         return
-    splits = read_splits(cfg)
+    splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)
     model, report = make_seps(cfg)
@@ -56,7 +56,7 @@ def main() -> None:
         for warning in data_warnings(splits):
             logger.warning(warning)
         logger.info(report)
-        train(cfg, model.to(device), loader, dev, test, output, resumed)
+        SEPSTrainer(cfg, model.to(device), loader, dev, test).run(output, resumed)
 
 
 if __name__ == "__main__":

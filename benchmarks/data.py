@@ -17,10 +17,10 @@ from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, train_loader
 from demo_sdtps.datasets.transforms import train_transform
-from demo_sdtps.engine.evaluate import make_test_data
-from demo_sdtps.engine.loop import logger as training_log
+from demo_sdtps.engine.evaluation.protocol import make_test_data
+from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.engine.train import train
+from demo_sdtps.engine.trainer import logger as training_log
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import make_synthetic
 
@@ -98,8 +98,8 @@ def waiting_row(root: Path, epochs: int) -> Row:
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in splits["train"]))
     with tempfile.TemporaryDirectory() as output, waiting_told() as shares:
-        train(cfg, model.to(choose_device(cfg)), train_loader(cfg, splits["train"]),
-              make_test_data(cfg, splits["query"], splits["gallery"]), Path(output))
+        ReIDTrainer(cfg, model.to(choose_device(cfg)), train_loader(cfg, splits["train"]),
+                    make_test_data(cfg, splits["query"], splits["gallery"])).run(Path(output))
     share = statistics.median(shares[1:])
     return Row("training's wait for data in the demo", None, share, "%", None, f"≤ {MOST_WAITING:g} %", share <= MOST_WAITING)
 

@@ -31,7 +31,7 @@ from demo_sdtps.config.cli import run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.engine.record import command, commit, machine, versions
+from demo_sdtps.engine.run.record import command, commit, machine, versions
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "RGBNT201"

@@ -37,15 +37,11 @@ class Checkpoint:
     has_demo_names: bool = False
 
 
-def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, **state: object) -> None:
-    """Write weights, and what `state` holds besides, through a temporary file; see `save_whole`."""
-    save_model(path, cfg, model, epoch, num_class=model.num_class, camera_num=model.camera_num, **state)
-
-
-def save_model(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous: Path | None = None, **state: object) -> None:
-    """`save_checkpoint` of any model."""
-    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump(), **state}
-    save_whole(content, path, previous)
+def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous: Path | None = None,
+                    state: Mapping[str, object] | None = None) -> None:
+    """Write a model's weights, and `state` beside them, by `save_whole`."""
+    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
+    save_whole({**content, **(state or {})}, path, previous)
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:

@@ -38,14 +38,12 @@ class DeMo(nn.Module):
 
     In training a forward returns the flat tuple (scores, feature, scores, feature, …), enhanced features first, and, with
     HDM, last its auxiliary loss, the number 0; in evaluation the feature of one return pattern. `pair_weights` weighs the
-    losses of the pairs, `widths` are the widths of their features.
+    losses of the pairs, `widths` are the widths of their features; `columns` are those of a return pattern in pattern 3.
     """
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
-        self.missing, self.test_amp = missing_modalities(cfg.TEST.MISS), cfg.TEST.AMP
-        self.after_neck = cfg.TEST.NECK_FEAT == "after"
         self.backbone = Backbone(cfg, camera_num)
         width = self.backbone.width
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
@@ -58,6 +56,10 @@ class DeMo(nn.Module):
         self.widths = {"sdtps": len(MODALITIES) * width} if self.sdtps else {}
         self.widths |= {"moe": len(SUBSETS) * width} if self.hdm else {}
         self.widths |= {"original": len(MODALITIES) * width} if self.one_head else dict.fromkeys(MODALITIES, width)
+        enhanced = sum(self.widths[name] for name in ENHANCED if name in self.widths)
+        original = sum(self.widths.values()) - enhanced
+        self.columns = dict(zip(RETURN_PATTERNS, (slice(original), slice(original if enhanced else 0, None), slice(None)),
+                                strict=True))
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
         self.pair_weights = tuple(cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths)
         if cfg.MODEL.FROZEN:
@@ -67,20 +69,22 @@ class DeMo(nn.Module):
                 return_pattern: int = 3) -> tuple[torch.Tensor, ...] | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation."""
         if not self.training:
-            return self.patterns(images, cam_label)[return_pattern]
+            # A copy: a view would keep the memory of pattern 3.
+            return self.patterns(images, cam_label)[return_pattern].contiguous()
         features = self.features(*self.encode(images, cam_label))
         pairs = tuple(part for name, feature in features.items() for part in (self.heads[name](feature), feature))
         return (*pairs, 0) if self.hdm else pairs
 
     def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
-        """All three return patterns from one pass: 1 original (B, 3C), 2 enhanced, 3 both."""
-        return self.extract_features(images, cam_label, [self.missing])[0]
+        """`extract_features` of complete triplets, before the neck."""
+        return self.extract_features(images, cam_label, [frozenset()])[0]
 
-    def extract_features(self, images: ByModality, cam_label: torch.Tensor,
-                          cases: Sequence[frozenset[str]]) -> list[dict[int, torch.Tensor]]:
-        """The return patterns of several cases of missing modalities, whose images count as zeros."""
-        return [self._patterns(*seen, case) for case, seen in zip(cases, self.encode_cases(images, cam_label, cases),
-                                                                  strict=True)]
+    def extract_features(self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]],
+                         neck: str = "before") -> list[dict[int, torch.Tensor]]:
+        """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
+        both, which the others are views of. `neck`: "before" or "after" the BatchNorm of each head."""
+        return [self._patterns(*seen, case, neck)
+                for case, seen in zip(cases, self.encode_cases(images, cam_label, cases), strict=True)]
 
     def features(self, patches: ByModality, global_feats: ByModality,
                  missing: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
@@ -136,14 +140,13 @@ class DeMo(nn.Module):
         return tuple({modality: part[camera_of] for modality, part in tokens.items()}
                      for tokens in self.encode(blank, cameras))
 
-    def _patterns(self, patches: ByModality, global_feats: ByModality, missing: frozenset[str]) -> dict[int, torch.Tensor]:
+    def _patterns(self, patches: ByModality, global_feats: ByModality, missing: frozenset[str],
+                  neck: str) -> dict[int, torch.Tensor]:
         features = self.features(patches, global_feats, missing)
-        if self.after_neck:
+        if neck == "after":
             features = {name: self.heads[name].bottleneck(feature) for name, feature in features.items()}
-        original = torch.cat([feature for name, feature in features.items() if name not in ENHANCED], dim=-1)
-        enhanced = [features[name] for name in ENHANCED if name in features]
-        by_pattern = (original, torch.cat(enhanced or [original], dim=-1), torch.cat([original, *enhanced], dim=-1))
-        return dict(zip(RETURN_PATTERNS, by_pattern, strict=True))
+        whole = torch.cat([features[name] for name in sorted(features, key=lambda name: name in ENHANCED)], dim=-1)
+        return {pattern: whole[:, columns] for pattern, columns in self.columns.items()}
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> DeMo:

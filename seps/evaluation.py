@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.retrieval import five_fold
+from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.runtime import evaluating
 from demo_sdtps.seps.captions import encode_texts, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
@@ -32,7 +32,7 @@ class RetrievalData:
     """Texts that are encoded, and captions that are compared, together."""
 
 
-def read_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
+def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
     """The splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
     splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
@@ -60,12 +60,12 @@ def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int =
                          torch.tensor(split.image_of), folds, cfg.TEST.IMS_PER_BATCH)
 
 
-def evaluate(model: SEPS, data: RetrievalData) -> dict[str, float]:
+def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
     """R@1, R@5 and R@10 each way and their sum, in percent, means over the folds. Raises `UserError` as `similarities`."""
     return five_fold(similarities(model, data), data.image_of, data.folds)
 
 
-def caption(cfg: CfgNode, data: RetrievalData) -> str:
+def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
     """What was searched, in a line: for the head of a table."""
     images = len(data.loader.dataset)
     folds = f", in {data.folds} parts of {images // data.folds} images" if data.folds > 1 else ""

@@ -7,7 +7,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.seps.evaluation import RetrievalData, make_retrieval_data, read_splits
+from demo_sdtps.seps.evaluation import RetrievalData, make_retrieval_data, read_caption_splits
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 
@@ -27,7 +27,7 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     device = choose_device(cfg)
     path = Path(cfg.TEST.WEIGHT)
     weights, _ = read_weights_file(path, EXAMPLE)
-    split = read_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     tokenizer = load_tokenizer(cfg)
     model, _ = make_seps(cfg, pretrained=False)
     if not weights.keys() & model.state_dict().keys():

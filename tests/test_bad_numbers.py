@@ -1,4 +1,4 @@
-"""Losses and weights that are no longer numbers: said where and by which files, and never saved (engine/watch.py)."""
+"""Losses and weights that are no longer numbers: said where and by which files, and never saved (engine/monitor.py)."""
 import math
 import re
 from unittest import mock
@@ -13,10 +13,10 @@ from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.train import DeMoTraining
-from demo_sdtps.engine.watch import LossWatch, check_weights, files_of_batch
-from demo_sdtps.seps.training import SEPSTraining
+from demo_sdtps.engine.monitor import LossMonitor, check_weights, files_of_batch
+from demo_sdtps.engine.reid import ReIDTrainer
+from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.seps.training import SEPSTrainer
 
 
 @pytest.fixture
@@ -27,18 +27,18 @@ def loader(tiny_root):
 
 def spoiled(kind, number, value):
     """Inside, the loss of the step number `number` is `value`."""
-    original, calls = kind.step, []
+    original, calls = kind.loss, []
 
-    def step(self, batch):
+    def loss_of(self, batch):
         loss, count, sums = original(self, batch)
         calls.append(batch)
         return (loss * value if len(calls) == number else loss), count, sums
 
-    return mock.patch.object(kind, "step", step)
+    return mock.patch.object(kind, "loss", loss_of)
 
 
-COMMANDS = {"train_net": (train_net.main, DeMoTraining, words_for, "tiny_root"),
-            "train_seps": (train_seps.main, SEPSTraining, seps_words_for, "shapes_root")}
+COMMANDS = {"train_net": (train_net.main, ReIDTrainer, words_for, "tiny_root"),
+            "train_seps": (train_seps.main, SEPSTrainer, seps_words_for, "shapes_root")}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -72,13 +72,13 @@ def test_the_files_are_those_of_the_batch(loader):
 
 
 def test_the_last_finite_losses(loader):
-    watch = LossWatch(loader)
+    monitor = LossMonitor(loader)
     for step in range(1, 8):
-        watch.add(1, step, torch.tensor(float(step)))
+        monitor.add(1, step, torch.tensor(float(step)))
     with pytest.raises(UserError, match=r"the last finite losses were 3, 4, 5, 6, 7;"):
-        watch.add(2, 1, torch.tensor(math.nan))
+        monitor.add(2, 1, torch.tensor(math.nan))
     with pytest.raises(UserError, match=r"epoch 2, step 1, .*no finite loss came before"):
-        LossWatch(loader).add(2, 1, torch.tensor(-math.inf))
+        LossMonitor(loader).add(2, 1, torch.tensor(-math.inf))
 
 
 class Arrival:
@@ -95,13 +95,13 @@ class Arrival:
 
 
 def test_a_loss_on_its_way_is_not_waited_for_but_before_saving(loader):
-    watch = LossWatch(loader)
+    monitor = LossMonitor(loader)
     arrivals = [Arrival(), Arrival()]
-    watch.pending.extend([(1, 4, torch.tensor(math.nan), arrivals[0]), (1, 5, torch.tensor(math.nan), arrivals[1])])
-    watch.add(1, 6, torch.tensor(1.0))
-    assert len(watch.pending) == 3 and not arrivals[0].waited
+    monitor.pending.extend([(1, 4, torch.tensor(math.nan), arrivals[0]), (1, 5, torch.tensor(math.nan), arrivals[1])])
+    monitor.add(1, 6, torch.tensor(1.0))
+    assert len(monitor.pending) == 3 and not arrivals[0].waited
     with pytest.raises(UserError, match="epoch 1, step 4"):  # its own step, though others have been since
-        watch.flush()
+        monitor.flush()
     assert arrivals[0].waited and not arrivals[1].waited
 
 
@@ -114,15 +114,15 @@ def test_weights_that_a_finite_loss_has_spoiled(command, tiny_root, tmp_path, mo
         with torch.no_grad():
             next(models[0].parameters()).fill_(math.nan)
 
-    original = Loop._train_step
+    original = Trainer._train_step
 
     def watched(self, batch):
-        models.append(self.training.model)
+        models.append(self.model)
         original(self, batch)
 
     before = {}
-    third = at(Loop, "_save", 3, lambda: (before.update(contents(output)), spoil()))
-    with mock.patch.object(Loop, "_train_step", watched), third:
+    third = at(Trainer, "_save", 3, lambda: (before.update(contents(output)), spoil()))
+    with mock.patch.object(Trainer, "_train_step", watched), third:
         code, _, stderr = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP))
     said = stderr.strip().splitlines()[-1]
     assert code == 2 and said.startswith(f"{ONE_LINE}The weights are no longer finite in epoch 1 (1 tensors, the first ")
@@ -139,8 +139,8 @@ def test_weights_that_are_numbers():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_losses_on_a_gpu(loader):
-    watch = LossWatch(loader)
+    monitor = LossMonitor(loader)
     with pytest.raises(UserError, match="epoch 1, step 3"):
         for step in range(1, 6):
-            watch.add(1, step, torch.tensor(1.0 if step < 3 else math.nan, device="cuda"))
-        watch.flush()
+            monitor.add(1, step, torch.tensor(1.0 if step < 3 else math.nan, device="cuda"))
+        monitor.flush()

@@ -6,8 +6,8 @@ from reference import ranking
 from test_metrics import assert_same, by_loops, random_case
 
 from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.engine import metrics
-from demo_sdtps.engine.metrics import evaluate_distances, squared_distances
+from demo_sdtps.engine.evaluation import metrics
+from demo_sdtps.engine.evaluation.metrics import evaluate_distances, squared_distances
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):

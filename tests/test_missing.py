@@ -10,13 +10,16 @@ from tiny import CAMERAS, random_images, tiny_model
 
 from demo_sdtps import test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
+from demo_sdtps.datasets import loaders, read_splits
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.modeling import make_model
 
 MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],
            "nt": ["NI", "TI"]}
 CASES = [frozenset(modalities) for modalities in MISSING.values()]
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 MODELS = pytest.mark.parametrize("opts", [(), ("MODEL.USE_SDTPS", "False", *FUSION, "MODEL.DIRECT", "0"),
-                                          (*FUSION, "TEST.NECK_FEAT", "after"), ("MODEL.GLOBAL_LOCAL", "False")],
+                                          FUSION, ("MODEL.GLOBAL_LOCAL", "False")],
                                  ids=["SDTPS", "DeMo", "both", "class tokens"])
 GUIDED = pytest.mark.parametrize("is_guided", [True, False], ids=["guided by missing", "not guided by missing"])
 GUIDE = "MODEL.SDTPS_GUIDE_MISSING"
@@ -85,14 +88,15 @@ def test_whom_a_missing_modality_guides(missing, is_guided):
 @pytest.mark.parametrize("miss", ["n", "rt"])
 @torch.no_grad()
 def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
-    model = tiny_model(GUIDE, is_guided, "TEST.MISS", miss).eval()
+    model = tiny_model(GUIDE, is_guided).eval()
     images, cameras = random_images(6, batch=1)
     patches, global_feats = model.encode(zeroed(images, MISSING[miss]), cameras)
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in MISSING[miss]]
     slimmed, _ = reference.sdtps({name: weight.double() for name, weight in model.sdtps.state_dict().items()},
                                  *([part[modality].double() for modality in MODALITIES] for part in (patches, global_feats)),
                                  0.5, 0.4, 0.25, missing=unguided)
-    assert relative_error(model(images, cameras, return_pattern=2), torch.cat([part.mean(dim=1) for part in slimmed], 1)) < 1e-5
+    found, = model.extract_features(images, cameras, [frozenset(MISSING[miss])])
+    assert relative_error(found[2], torch.cat([part.mean(dim=1) for part in slimmed], 1)) < 1e-5
 
 
 def seen_by(model, call):
@@ -123,23 +127,28 @@ def test_every_image_passes_the_backbone_once(cases):
     assert bool(blank) == any(cases)
 
 
-@GUIDED
-@pytest.mark.parametrize("miss", MISSING)
+@pytest.mark.parametrize("options", [("TEST.MISS", miss) for miss in MISSING] + [("TEST.NECK_FEAT", "after")], ids=" ".join)
 @torch.no_grad()
-def test_one_case_by_configuration(miss, is_guided):
-    """TEST.MISS acts in evaluation alone, and does not encode the images that it hides."""
-    model, complete = (tiny_model(GUIDE, is_guided, *more) for more in (("TEST.MISS", miss), ()))
-    images, cameras = random_images(3)
-    found = model.eval().patterns(images, cameras)
-    expected, = complete.eval().extract_features(images, cameras, [frozenset(MISSING[miss])])
-    for pattern, feature in found.items():
-        assert relative_error(feature, expected[pattern]) < 1e-5
-    assert torch.equal(model(images, cameras, return_pattern=2), found[2])
-    seen = seen_by(model, lambda: model(images, cameras))
+def test_the_options_of_an_evaluation(options, tiny_root):
+    """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
+    cfg = load_cfg(CONFIG, words_for(tiny_root, *options)[2:])
+    loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
+    torch.manual_seed(0)
+    model = make_model(cfg, 5, CAMERAS).eval()
+    images, _, cameras = next(loaders.batches(loader))
+    missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
+    expected, = model.extract_features(images, cameras, [missing], cfg.TEST.NECK_FEAT)
+    extracted = []
+    seen = seen_by(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
+    assert len(extracted) == 1 and list(extracted[0]) == list(expected)
+    for pattern, feature in extracted[0].items():
+        assert relative_error(feature[:len(cameras)], expected[pattern]) < 1e-5
+        assert feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr(), "held once"
     for modality, image in images.items():
-        assert any(torch.equal(image[0], other) for other in seen) == (modality not in MISSING[miss])
-    for one, other in zip(model.train()(images, cameras), complete.train()(images, cameras), strict=True):
-        assert torch.equal(one, other)
+        assert any(torch.equal(image[0], other) for other in seen) == (modality not in missing)
+    complete, = model.extract_features(images, cameras, [frozenset()])
+    assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
+    assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
 from demo_sdtps.datasets import READERS, read_splits
-from demo_sdtps.engine.evaluate import caption, exclude_key, make_test_data
+from demo_sdtps.engine.evaluation.protocol import exclude_key, make_test_data
+from demo_sdtps.engine.evaluation.reports import reid_caption
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")
@@ -118,4 +119,4 @@ def test_the_number_of_queries_with_a_match(own):
     gallery = [sample for sample in splits["gallery"] if sample.identity != alone.identity]
     data = make_test_data(cfg, splits["query"], gallery)
     assert data.matched == sum(sample.identity != alone.identity for sample in splits["query"]) < len(data.query)
-    assert f"{len(data.query)} queries, {data.matched} with a match, " in caption(cfg, data)
+    assert f"{len(data.query)} queries, {data.matched} with a match, " in reid_caption(cfg, data)

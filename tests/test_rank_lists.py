@@ -6,9 +6,10 @@ import torch
 from commands import CONFIG, weights_file, words_for
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.evaluate import extract_features, make_test_data, normalise
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.protocol import make_test_data, normalise
+from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.reranking import k_reciprocal
 from demo_sdtps.tools import draw_ranks
 
 
@@ -37,7 +38,7 @@ def expected(cfg, pattern):
     """The ten smallest distances of query 16 of 32, which is drawn, to those that the protocol leaves."""
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    features = normalise(cfg, extract_features(model, data.loader)[pattern]).double()
+    features = normalise(cfg, extract_features(cfg, model, data.loader)[0][pattern]).double()
     distance = torch.cdist(features, features).square()
     if cfg.TEST.RE_RANKING == "yes":
         distance = k_reciprocal(features.float(), features.float())

@@ -1,4 +1,4 @@
-"""One seed gives one run, to the last bit; and a run says what it was made with (engine/record.py)."""
+"""One seed gives one run, to the last bit; and a run says what it was made with (engine/run/record.py)."""
 import json
 import platform
 import shlex
@@ -13,7 +13,7 @@ from commands import ONE_LINE, processes, words_for
 
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.record import commit
+from demo_sdtps.engine.run.record import commit
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""

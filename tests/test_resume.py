@@ -1,4 +1,4 @@
-"""A run that is interrupted goes on as if nothing had happened (engine/loop.py), and says why where it cannot."""
+"""A run that is interrupted goes on as if nothing had happened (engine/trainer.py), and says why where it cannot."""
 import json
 import re
 import resource
@@ -17,8 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
-from demo_sdtps.engine.loop import Loop
-from demo_sdtps.engine.resume import RESUMABLE_KEYS
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS
+from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
 
 AUTO = ("RESUME", "auto")
@@ -44,7 +44,7 @@ def reference(tiny_root, tmp_path_factory):
 def stopped(tiny_root, tmp_path_factory):
     """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("stopped") / "run"
-    with at(Loop, "_train_step", 8, terminate):
+    with at(Trainer, "_train_step", 8, terminate):
         assert call(words_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP)) == 0
     return output
 
@@ -67,13 +67,13 @@ def fails(command):
 
 
 PLACES = {
-    "in a step": (Loop, "_train_step", 9, kill, EVERY_STEP),
-    "in the first step after a save between epochs": (Loop, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "in a step, with two loading processes": (Loop, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
-    "in an evaluation": (engine.train, "evaluate", 2, kill, EVERY_STEP),
-    "between evaluation and saving": (Loop, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "asked to end in an evaluation": (engine.train, "evaluate", 2, terminate, ()),
-    "before anything was saved": (Loop, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
+    "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
+    "in the first step after a save between epochs": (Trainer, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
+    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
+    "in an evaluation": (engine.reid, "evaluate_reid", 2, kill, EVERY_STEP),
+    "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
+    "asked to end in an evaluation": (engine.reid, "evaluate_reid", 2, terminate, ()),
+    "before anything was saved": (Trainer, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
 }
 
 
@@ -93,8 +93,8 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_ro
 
 
 @pytest.mark.parametrize("place", [
-    pytest.param((Loop, "_train_step", 5, kill), id="in a step"),
-    pytest.param((training, "evaluate", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
+    pytest.param((Trainer, "_train_step", 5, kill), id="in a step"),
+    pytest.param((training, "evaluate_retrieval", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
 ])
 def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
     words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
@@ -217,7 +217,7 @@ DAMAGES = {
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read as a checkpoint"),
     "weights alone": (lambda path: torch.save({"model": {}}, path), "holds no state to continue from (no 'epoch' in it"),
     "one tensor": (lambda path: torch.save(torch.ones(3), path), "holds no state to continue from"),
-    "an object": (lambda path: torch.save(Loop, path), "cannot be read as a checkpoint"),
+    "an object": (lambda path: torch.save(Trainer, path), "cannot be read as a checkpoint"),
 }
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
     damage, reason = DAMAGES[kind]
     damage(copied / "last.pth")
     words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
-    with at(Loop, "_train_step", 1, kill):
+    with at(Trainer, "_train_step", 1, kill):
         assert call(words) == 130
     log = (copied / "log.txt").read_text()
     assert f"WARNING {copied / 'last.pth'} {reason}" in log

@@ -4,8 +4,9 @@ import torch
 from reference import retrieval as reference
 
 from demo_sdtps.config import UserError
-from demo_sdtps.engine import retrieval as module
-from demo_sdtps.engine.retrieval import as_table, five_fold, retrieval
+from demo_sdtps.engine.evaluation import retrieval as module
+from demo_sdtps.engine.evaluation.reports import percent_table
+from demo_sdtps.engine.evaluation.retrieval import five_fold, retrieval
 
 NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
 COUNTS = {"one": [1] * 30, "five": [5] * 20, "unequal": [1, 7, 2, 1, 3, 12, 1, 4, 1, 1, 2, 6, 1, 3, 1, 1, 5, 2, 1, 1],
@@ -157,7 +158,7 @@ def test_shapes_and_images_that_do_not_fit(function):
 
 def test_the_table():
     measures = dict(zip(NAMES, (86.12, 97.0, 99.0, 71.0, 90.0, 94.96), strict=True)) | {"rSum": 538.08}
-    table = as_table({"SEPS": measures, "SEPS, 5 folds": {name: value / 2 for name, value in measures.items()}})
+    table = percent_table({"SEPS": measures, "SEPS, 5 folds": {name: value / 2 for name, value in measures.items()}})
     header, first, second = table.splitlines()
     assert header.split() == " ".join([*NAMES, "rSum"]).split()
     assert first.split() == ["SEPS", "86.1", "97.0", "99.0", "71.0", "90.0", "95.0", "538.1"]

@@ -7,8 +7,8 @@ from reference import selection as reference
 from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.engine.evaluate import CASES
-from demo_sdtps.engine.selection import average_precision, random_order, selected_by
+from demo_sdtps.engine.evaluation.extraction import CASES
+from demo_sdtps.engine.evaluation.selection import average_precision, random_order, selected_by
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])

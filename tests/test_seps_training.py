@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.retrieval import five_fold
+from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.seps import training
-from demo_sdtps.seps.evaluation import evaluate, similarities
+from demo_sdtps.seps.evaluation import evaluate_retrieval, similarities
 from demo_sdtps.seps.load import load_seps_and_data
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -196,7 +196,7 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
     found, halves = similarities(model, whole), similarities(model, parts)
-    assert found.shape == (8, 16) and evaluate(model, parts) == five_fold(halves, whole.image_of, 2)
+    assert found.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(halves, whole.image_of, 2)
     for half in (found[:4, :8], halves[:4, :8]), (found[4:, 8:], halves[4:, 8:]):
         torch.testing.assert_close(*half, rtol=0, atol=1e-5)
 
@@ -312,5 +312,5 @@ def test_it_learns_far_above_chance(tmp_path):
              "SOLVER.STEPS", "(35,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "40", "SOLVER.EVAL_PERIOD", "40")
     folder = train(tmp_path, tmp_path / "run", *words)
     cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
-    found = evaluate(*load_seps_and_data(cfg))
+    found = evaluate_retrieval(*load_seps_and_data(cfg))
     assert found["i2t R@1"] > 50 and found["t2i R@1"] > 50

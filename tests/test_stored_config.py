@@ -10,8 +10,8 @@ from test_nothing_executes import TRAPS
 
 from demo_sdtps import test_net
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine.checkpoint import save_checkpoint, save_model
-from demo_sdtps.engine.resume import Resumed, check_config
+from demo_sdtps.engine.checkpoint import save_checkpoint
+from demo_sdtps.engine.run.resume import Resumed, check_config
 from demo_sdtps.modeling import make_model
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality
@@ -26,7 +26,7 @@ def checkpoint(tiny_root, tmp_path_factory):
     cfg = load_cfg(CONFIG, words_for(tiny_root, "TEST.WEIGHT", "nowhere.pth")[2:])
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("stored") / "best.pth"
-    save_checkpoint(path, cfg, make_model(cfg, 6, 4), epoch=1)
+    save_checkpoint(path, cfg, make_model(cfg, 6, 4), epoch=1, state={"num_class": 6, "camera_num": 4})
     return path
 
 
@@ -35,7 +35,7 @@ def seps_checkpoint(shapes_root, tmp_path_factory):
     cfg = seps_tiny.cfg_for(shapes_root)
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("stored_seps") / "best.pth"
-    save_model(path, cfg, make_seps(cfg, pretrained=False)[0], epoch=1)
+    save_checkpoint(path, cfg, make_seps(cfg, pretrained=False)[0], epoch=1)
     return path
 
 

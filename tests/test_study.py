@@ -19,7 +19,7 @@ from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 
-from demo_sdtps.engine.evaluate import PATTERN_NAMES
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.tools import study as tool
 from demo_sdtps.tools.study_runs import Processes, StoppedError
 from demo_sdtps.tools.study_tables import as_markdown, paired_difference

@@ -9,7 +9,7 @@ from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.evaluate import extract_features
+from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.runtime import set_seed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss
@@ -47,7 +47,7 @@ def center_losses(folder, cfg, ends):
     model = make_model(cfg, IDENTITIES, 4)
     model.load_state_dict(checkpoint(folder)["model"])
     samples = read_splits(cfg, ("train",))["train"]
-    features = extract_features(model, test_loader(cfg, samples))
+    (features,) = extract_features(cfg, model, test_loader(cfg, samples))
     labels = torch.tensor([identity_labels(samples)[sample.identity] for sample in samples])
     found = []
     for feature, end in zip((features[2], features[1]), ends, strict=True):

@@ -16,8 +16,8 @@ from pathlib import Path
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.files import check_output_file
-from demo_sdtps.engine.evaluate import PATTERN_NAMES
-from demo_sdtps.engine.output import METRICS
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
+from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
 
 PICTURE = "curves.png"

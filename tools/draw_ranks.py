@@ -18,17 +18,11 @@ from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import (
-    PATTERN_NAMES,
-    TestData,
-    exclude_key,
-    extract_features,
-    make_test_data,
-    options,
-    query_distances,
-)
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.metrics import left_out
+from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key, make_test_data, query_distances
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.metrics import left_out
 from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10
@@ -48,8 +42,8 @@ def main() -> None:
     check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    features = extract_features(model, data.loader)[cfg.TEST.RETURN_PATTERN]
-    print(draw_ranks(cfg, features, data, arguments.output, arguments.queries))
+    (features,) = extract_features(cfg, model, data.loader)
+    print(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:

@@ -23,10 +23,11 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import options
+from demo_sdtps.engine.evaluation.reports import options
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
@@ -75,11 +76,11 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
     """Decision masks of the samples as images: (samples, H, W), 1 where the patch is kept, by modality."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
-    device = next(model.parameters()).device
+    device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
-    with inference(model, choose_precision(model.test_amp, device)):
-        (seen,) = model.encode_cases(images, cameras.to(device), [model.missing])
-        masks = model.select_tokens(*seen, model.missing)[1]
+    with inference(model, choose_precision(cfg.TEST.AMP, device)):
+        (seen,) = model.encode_cases(images, cameras.to(device), [missing])
+        masks = model.select_tokens(*seen, missing)[1]
     grid, size = model.backbone.grid_size, tuple(cfg.INPUT.SIZE_TEST)
     return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
 

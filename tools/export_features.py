@@ -23,7 +23,8 @@ from demo_sdtps.config.files import atomic_write, check_output_file
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import extract_features, normalise
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.load import load_model_and_data
 
 
@@ -43,7 +44,8 @@ def main() -> None:
 
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
-    features = extract_features(model, test_loader(cfg, samples))[arguments.return_pattern]
+    (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
+    features = patterns[arguments.return_pattern]
     if arguments.normalise:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.

@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode_triplet
-from demo_sdtps.engine.evaluate import exclude_key
+from demo_sdtps.engine.evaluation.protocol import exclude_key
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt

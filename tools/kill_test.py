@@ -32,7 +32,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import positive_int, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.output import BEST, LAST, METRICS, PREVIOUS
+from demo_sdtps.engine.run.output import BEST, LAST, METRICS, PREVIOUS
 from demo_sdtps.tools import make_synthetic, make_synthetic_captions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,9 +15,11 @@ from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.engine.checkpoint import stored_config
-from demo_sdtps.engine.evaluate import as_record, as_table, caption, extract_features, make_test_data, options, rank_features
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
+from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.output import CONFIG, LAST
+from demo_sdtps.engine.run.output import CONFIG, LAST
 from demo_sdtps.tools.draw_curves import PICTURE, draw_curves, read_records
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
@@ -33,9 +35,9 @@ def main() -> None:
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    features = extract_features(model, data.loader)
+    (features,) = extract_features(cfg, model, data.loader)
     # Scored here rather than read from the records, so that table and images are of the same weights.
-    record = as_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
+    record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / PICTURE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
     if model.sdtps:
@@ -44,8 +46,8 @@ def main() -> None:
     # The record of the untrained model compares only where it was evaluated in the same way.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
-    print(f"\n{caption(cfg, data)}")
-    print(as_table(record, untrained))
+    print(f"\n{reid_caption(cfg, data)}")
+    print(reid_table(record, untrained))
     print()
     for what, path in drawn.items():
         print(f"{what + ':':18}{path}")

@@ -31,9 +31,9 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.evaluate import CASE_WIDTH, case_name
+from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
+from demo_sdtps.engine.evaluation.selection import DETECTORS, Quality, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.selection import DETECTORS, Quality, measure_selection
 from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.make_synthetic import MASKS

@@ -41,7 +41,7 @@ from demo_sdtps.config.cli import positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.engine.record import command
+from demo_sdtps.engine.run.record import command
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools.profile_flops import count_macs, count_parameters
 from demo_sdtps.tools.study_file import QUICK, QUICK_SEEDS, QUICK_VARIANTS, TRAINING, make_variants, read_study, words_of

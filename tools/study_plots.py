@@ -1,7 +1,7 @@
 """A study's result as images; see study_tables.py for what a result is."""
 from pathlib import Path
 
-from demo_sdtps.engine.evaluate import PATTERN_NAMES
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.study_tables import COMPLETE, final, mean_of_six, of_case
 

@@ -14,8 +14,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.engine.output import LAST, METRICS
-from demo_sdtps.engine.record import FINISHED, RECORD
+from demo_sdtps.engine.run.output import LAST, METRICS
+from demo_sdtps.engine.run.record import FINISHED, RECORD
 from demo_sdtps.tools.study_file import ROOT, TRAINING, Variant
 
 logger = logging.getLogger(__name__)

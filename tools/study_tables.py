@@ -10,7 +10,8 @@ import numpy as np
 from scipy import stats
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.engine.evaluate import CASES, PATTERN_NAMES
+from demo_sdtps.engine.evaluation.extraction import CASES
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 
 COMPLETE = next(iter(CASES))
 CONFIDENCE, RESAMPLES = 0.95, 9999

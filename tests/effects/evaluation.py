@@ -7,7 +7,8 @@ from reference import reranking as slow
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.evaluate import extract_features, make_test_data, rank_features
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.load import load_model_and_data
 from effects.base import MARK, effect, images_of, is_told, model_of
 
@@ -26,20 +27,21 @@ def weights_to_evaluate(cfg):
 
 
 @effect("TEST.MISS", {"None": set(MODALITIES), "nothing": set(MODALITIES), "r": {"NI", "TI"}, "nt": {"RGB"}})
-@torch.no_grad()
 def modalities_that_are_seen(cfg):
-    model = model_of(cfg).eval()
-    images, cameras = images_of(cfg)
-    expected = model(images, cameras)
-    return {modality for modality in MODALITIES
-            if not torch.allclose(model({**images, modality: images[modality] + 1}, cameras), expected)}
+    model, seen = model_of(cfg), []
+    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
+    loader = test_data_of(cfg).loader
+    extract_features(cfg, model, loader)
+    images = next(batches(loader))[0]
+    return {modality for modality in MODALITIES if any(torch.equal(images[modality][0], image) for image in seen)}
 
 
 @effect("TEST.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 def type_of_the_backbones_products_in_evaluation(cfg):
     model, seen = model_of(cfg), set()
     model.backbone.vit.blocks[0].attn.qkv.register_forward_hook(lambda layer, inputs, product: seen.add(product.dtype))
-    assert extract_features(model, test_data_of(cfg).loader)[3].dtype == torch.float32
+    (features,) = extract_features(cfg, model, test_data_of(cfg).loader)
+    assert features[3].dtype == torch.float32
     (found,) = seen
     return found
 
@@ -52,7 +54,7 @@ def place_of_the_features_in_the_neck(cfg):
     for seed in range(3):
         model.train()(*images_of(cfg, seed))  # the running statistics leave their start
     data = test_data_of(cfg)
-    found = extract_features(model.eval(), data.loader)[1]
+    found = extract_features(cfg, model.eval(), data.loader)[0][1]
     images, _, cameras = next(batches(data.loader))
     before = model.features(*model.encode(images, cameras))["original"]
     after = (before - neck.running_mean) / (neck.running_var + neck.eps).sqrt() * neck.weight + neck.bias

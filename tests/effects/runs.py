@@ -13,10 +13,11 @@ from tqdm import tqdm
 from demo_sdtps import engine, train_net
 from demo_sdtps.config import with_values
 from demo_sdtps.engine.distributed import check_launch
+from demo_sdtps.engine.evaluation.metrics import Ranking
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.metrics import Ranking
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
+from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.modeling.losses import total_loss
 from effects.base import LABELS, effect, images_of, is_told, model_of
 
@@ -92,11 +93,11 @@ def watched(cfg) -> Run:
             [parameter.grad for parameter in parameters if parameter.grad is not None]))))
         return optimizer
 
-    watch, logger = Watch(output), logging.getLogger("demo_sdtps.engine.loop")
+    watch, logger = Watch(output), logging.getLogger("demo_sdtps.engine.trainer")
     logger.addHandler(watch)
     try:
-        with mock.patch.object(engine.loop.Loop, "_save", autospec=True, side_effect=engine.loop.Loop._save) as save, \
-                mock.patch.object(engine.train, "make_optimizer", spied), mock.patch.object(engine.loop, "progress", Bar):
+        with mock.patch.object(Trainer, "_save", autospec=True, side_effect=Trainer._save) as save, \
+                mock.patch.object(engine.reid, "make_optimizer", spied), mock.patch.object(engine.trainer, "progress", Bar):
             run(cfg)
     finally:
         logger.removeHandler(watch)
@@ -184,9 +185,10 @@ def epoch_of_the_best_checkpoint(cfg):
 
     def rankings(*_):
         epoch = next(epochs)
-        return {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5) for pattern, best in BEST_EPOCHS.items()}
+        return {cfg.TEST.MISS: {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5)
+                                for pattern, best in BEST_EPOCHS.items()}}
 
-    with mock.patch.object(engine.train, "evaluate", rankings):
+    with mock.patch.object(engine.reid, "evaluate_reid", rankings):
         output = run(cfg)
     return torch.load(output / "best.pth", weights_only=True)["epoch"]
 

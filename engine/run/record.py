@@ -17,12 +17,12 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.stop import Stopped
+from demo_sdtps.engine.run.stop import Stopped
 
 if TYPE_CHECKING:
-    from demo_sdtps.engine.resume import Resumed
+    from demo_sdtps.engine.run.resume import Resumed
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = "run.json"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 RUNNING, FINISHED, STOPPED, INTERRUPTED, FAILED = "running", "finished", "stopped", "interrupted", "failed"

@@ -12,8 +12,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
-from demo_sdtps.engine.output import CONFIG, LAST, PREVIOUS, check_output
-from demo_sdtps.engine.state import STATE
+from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
+from demo_sdtps.engine.run.state import STATE
 from demo_sdtps.modeling.weights import LOAD_ERRORS
 
 RESUMABLE_KEYS = (

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.evaluate import CASES
+from demo_sdtps.engine.evaluation.extraction import CASES
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import ByModality
 from demo_sdtps.modeling.sdtps import STATE_NAMES, cosine_guidance

@@ -2,8 +2,6 @@
 
 Nothing is sorted: a rank needs the number of candidates that are at least as similar as the best match, not their order.
 """
-from collections.abc import Mapping
-
 import torch
 
 from demo_sdtps.config import UserError
@@ -13,7 +11,6 @@ WAYS = ("i2t", "t2i")
 """A caption found by an image, an image found by a caption."""
 BLOCK_ELEMENTS = 1 << 22
 """Similarities that are compared at a time; counting takes up to 8 bytes for each."""
-NAME_WIDTH, COLUMN_WIDTH = 16, 10
 
 
 @torch.no_grad()
@@ -42,8 +39,8 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
                              "are finite.")
         ahead_of_captions[start:start + rows] += (block >= best[start:start + rows, None]).count_nonzero(dim=1)
         ahead_of_images += (block >= own).count_nonzero(dim=0)
-    measures = {f"{way} R@{k}": 100 * (prefetch < k).double().mean().item()
-                for way, prefetch in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
+    measures = {f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
+                for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
     return measures | {"rSum": sum(measures.values())}
 
 
@@ -64,15 +61,6 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
         inside = ((image_of >= start) & (image_of < start + size)).nonzero().squeeze(1)
         parts.append(retrieval(similarity[start:start + size, inside], image_of[inside] - start))
     return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
-
-
-def as_table(records: Mapping[str, Mapping[str, float]]) -> str:
-    """Measures by what was evaluated as a table in percent, one row for each: R@1, R@5 and R@10 each way, and their sum."""
-    columns = next(iter(records.values()))
-    lines = [" " * NAME_WIDTH + "".join(column.rjust(COLUMN_WIDTH) for column in columns)]
-    for name, record in records.items():
-        lines.append(name.ljust(NAME_WIDTH) + "".join(f"{record[column]:{COLUMN_WIDTH}.1f}" for column in columns))
-    return "\n".join(lines)
 
 
 def _checked(similarity: torch.Tensor, image_of: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.record import RECORD
+from demo_sdtps.engine.run.record import RECORD
 
 METRICS, LAST, PREVIOUS, BEST, CONFIG = "metrics.json", "last.pth", "last.previous.pth", "best.pth", "config.yml"
 DAMAGED = "last.damaged.pth"

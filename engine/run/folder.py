@@ -10,11 +10,11 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.engine.distributed import is_main, wait_for_all
-from demo_sdtps.engine.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
-from demo_sdtps.engine.record import track_run
-from demo_sdtps.engine.resume import Resumed
+from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
+from demo_sdtps.engine.run.record import track_run
+from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.stop import Stopped
 from demo_sdtps.engine.runtime import log_to
-from demo_sdtps.engine.stop import Stopped
 
 logger = logging.getLogger(__name__)
 

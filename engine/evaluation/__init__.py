@@ -1,0 +1,1 @@
+"""Evaluation: feature extraction, metrics, re-ranking, image-text retrieval, reports."""

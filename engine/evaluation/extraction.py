@@ -1,0 +1,48 @@
+"""Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MISSING_CASES, UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import TripletDataset, batches
+from demo_sdtps.engine.distributed import all_gather_rows
+from demo_sdtps.engine.runtime import choose_precision, inference
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
+
+CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
+"""Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
+
+
+def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]] | None = None,
+                     total: int | None = None) -> list[dict[int, torch.Tensor]]:
+    """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.
+
+    `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
+    number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
+    process's share of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
+    finite, an image that cannot be read, and TEST.MISS all without `cases`.
+    """
+    if cases is None:
+        cases = [missing_modalities(cfg.TEST.MISS)]
+    device = next(model.parameters()).device
+    count = len(cast(TripletDataset, loader.dataset))  # DataLoader's type forgets that the data set has a length
+    features = [torch.empty(count, sum(model.widths.values())) for _ in cases]
+    start = 0
+    with inference(model, choose_precision(cfg.TEST.AMP, device)):
+        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+            images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+            extracted = model.extract_features(images, cameras.to(device), cases, cfg.TEST.NECK_FEAT)
+            for whole, patterns in zip(features, extracted, strict=True):
+                whole[start:start + len(cameras)] = patterns[3]
+            start += len(cameras)
+    if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
+        features = [all_gather_rows(features.pop(0), total) for _ in cases]
+    if not all(whole.isfinite().all() for whole in features):
+        raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
+                        "weights, or train with a lower SOLVER.BASE_LR.")
+    return [{pattern: whole[:, columns] for pattern, columns in model.columns.items()} for whole in features]

@@ -1,0 +1,195 @@
+"""The field's protocol: mAP and CMC of a ranking (docs/method.md).
+
+The gallery is never sorted whole: a match's rank needs the number of samples before it, not their order.
+"""
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from demo_sdtps.config import UserError
+
+CHUNK_ELEMENTS = 1 << 25
+"""Distances that are there at a time, of 4 bytes each: 33 queries to a gallery of a million."""
+PIECE = 8 * 8 * 255
+"""Distances of a query that are counted at a time, which stay in the processor's cache; a multiple of 8 · 255."""
+FEW = 32
+"""Matches up to which comparing each of them with every distance is faster than sorting the distances."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """`cmc` (max_rank,): share of the queries with a hit among the first 1, 2, … ranks; `mAP`: mean average precision."""
+
+    cmc: torch.Tensor
+    mAP: float
+
+    def rank(self, k: int) -> float:
+        """Rank-k: share of the queries with a hit among the first k."""
+        return float(self.cmc[k - 1])
+
+
+def squared_distances(query_features: torch.Tensor, gallery_features: torch.Tensor) -> torch.Tensor:
+    """Squared Euclidean distances in float32: (Q, D), (G, D) → (Q, G)."""
+    query, gallery = query_features.float(), gallery_features.float()
+    return _distances(query, gallery, _squared_lengths(gallery))
+
+
+@torch.no_grad()
+def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tensor, query_ids: torch.Tensor,
+                     gallery_ids: torch.Tensor, query_cams: torch.Tensor, gallery_cams: torch.Tensor, *,
+                     query_scenes: torch.Tensor | None = None, gallery_scenes: torch.Tensor | None = None,
+                     max_rank: int = 50) -> Ranking:
+    """Rank the gallery (G, D) for every query (Q, D) by squared Euclidean distance, and score the rankings.
+
+    Features are compared as they are: normalise them before. Identities and cameras are integers (Q,) and (G,). A
+    query's gallery leaves out samples of its identity and camera (Market protocol), or, where scenes are given, of its
+    identity and scene (MSVR310). A match ranks behind other identities at exactly its distance, whatever the gallery's order;
+    features that are equal may differ in the last bit of their distances. Queries without a match are left out of the
+    means. A gallery shorter than `max_rank` pads the curve with its last value. For so many matches of a query time is linear
+    in the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
+
+    Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
+    is not a number, `UserError` where no query has a match.
+    """
+    query, gallery = query_features.float(), gallery_features.float()
+    lengths = _squared_lengths(gallery)
+    return _evaluate(lambda part: _distances(query[part], gallery, lengths), len(query), len(gallery),
+                     (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
+
+
+def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_cams: torch.Tensor,
+                       gallery_cams: torch.Tensor, *, query_scenes: torch.Tensor | None = None,
+                       gallery_scenes: torch.Tensor | None = None, max_rank: int = 50) -> Ranking:
+    """`evaluate_ranking` by distances (Q, G) that are there already, such as re-ranked ones: the lower, the more alike.
+
+    Also raises `ValueError` for distances of other than two dimensions.
+    """
+    if distance.ndim != 2:
+        raise ValueError(f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}.")
+    return _evaluate(lambda part: distance[part], *distance.shape,
+                     (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
+
+
+@torch.no_grad()
+def _evaluate(distances: Callable[[slice], torch.Tensor], queries: int, gallery: int, labels: tuple[torch.Tensor, ...],
+              scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
+    """`distances` gives the rows (q, G) of some queries; labels: identities of query and gallery, then their cameras."""
+    if (scenes[0] is None) != (scenes[1] is None):
+        raise ValueError("Give scenes for both query and gallery, or for neither.")
+    query_ids, gallery_ids, query_places, gallery_places = (
+        torch.as_tensor(found).cpu().numpy() for found in labels[:2] + (labels[2:] if scenes[0] is None else scenes))
+    for count, ids, places in ((queries, query_ids, query_places), (gallery, gallery_ids, gallery_places)):
+        if not count == len(ids) == len(places):
+            raise ValueError(f"{count} features have {len(ids)} identities and {len(places)} cameras or scenes.")
+
+    order = np.argsort(gallery_ids, kind="stable")
+    starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
+    ranks, matches = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for part in _chunks(queries, gallery) if gallery else ():
+            counts = ends[part] - starts[part]
+            row = np.arange(len(counts)).repeat(counts)
+            own = order[starts[part].repeat(counts) + _numbered(counts) - 1]
+            match = gallery_places[own] != query_places[part][row]
+            matches.append(np.bincount(row[match], minlength=len(counts)))
+            ranks.append(_match_ranks(_on_cpu(distances(part)), row, own, match, pool))
+    rank, matches = np.concatenate(ranks), np.concatenate(matches)
+    if not len(rank):
+        raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
+                        "nothing to score; check the identities and cameras of the test split.")
+    matches = matches[matches > 0]
+    average = np.add.reduceat(_numbered(matches) / rank, _starts(matches)) / matches
+    hits = np.bincount(rank[_starts(matches)].clip(max=max_rank + 1), minlength=max_rank + 2)
+    cmc = hits[1:max_rank + 1].cumsum() / len(matches)
+    return Ranking(torch.from_numpy(cmc).float(), float(average.mean()))
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Where each of the groups with so many members (n,) starts: (n,)."""
+    return counts.cumsum() - counts
+
+
+def _numbered(counts: np.ndarray) -> np.ndarray:
+    """1, 2, … in each of the groups with so many members (n,), one group after the other."""
+    return np.arange(1, counts.sum() + 1) - _starts(counts).repeat(counts)
+
+
+def _on_cpu(distance: torch.Tensor) -> np.ndarray:
+    """Counting is done on the CPU for features on a GPU too: the product, which is most of the work, was done there."""
+    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # which NumPy counts slowly or not at all
+    return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
+
+
+def _squared_lengths(features: torch.Tensor) -> torch.Tensor:
+    """(n, D) → (n,), in parts: the squares of a gallery of a million samples take as much as the gallery."""
+    return torch.cat([part.square().sum(1) for part in features.split(1 << 14)])
+
+
+def _distances(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor) -> torch.Tensor:
+    """Squared distances (Q, G) of features (Q, D) and (G, D) whose squared lengths (G,) are known, with nothing beside."""
+    return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(query.square().sum(1, keepdim=True))
+
+
+def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_places: torch.Tensor,
+             gallery_places: torch.Tensor) -> torch.Tensor:
+    """The gallery samples that a query is not compared with, (Q, G) bool: same identity and same camera or scene."""
+    return (query_ids[:, None] == gallery_ids) & (query_places[:, None] == gallery_places)
+
+
+def _chunks(queries: int, gallery: int) -> Iterator[slice]:
+    size = max(1, CHUNK_ELEMENTS // max(1, gallery))
+    return (slice(start, start + size) for start in range(0, queries, size))
+
+
+def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor) -> np.ndarray:
+    """Ranks (m,) of the matches in distances (q, G), from 1: one query after the other, rising for each.
+
+    The samples of the queries' own identities come one query after the other too: the query's row (n,), the place in the
+    gallery (n,), and whether it is a match or left out (n,).
+    """
+    value = distance[row, own]
+    if np.isnan(value).any():
+        raise ValueError("Some distances are not numbers, so nothing can be ranked by them; check that features are finite.")
+    order = np.lexsort((value, row))
+    value, match = value[order], match[order]
+    differs = (value[1:] != value[:-1]) | (row[1:] != row[:-1])
+    # Of the query's own identity as far as each sample or nearer: up to the last that is exactly as far.
+    last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
+    not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
+    limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
+    bounds = np.append(0, matches.cumsum()).tolist()
+    within = np.zeros(len(limits), np.int64)
+
+    def count(queries: range) -> None:
+        space = np.empty((FEW, PIECE), bool)
+        for query in queries:
+            found = slice(bounds[query], bounds[query + 1])
+            if found.start < found.stop:
+                _add_counts(distance[query], limits[found], within[found], space)
+
+    # One task per thread, and no smaller: a task costs as much as a query.
+    size = -(-len(distance) // torch.get_num_threads())
+    queries = range(len(distance))
+    list(pool.map(count, (queries[start:start + size] for start in queries[::size])))
+    return within - not_farther[match] + _numbered(matches)
+
+
+def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:
+    """Add to `total` (m,) how many of the distances (n,) do not exceed each of the rising limits (m,), m > 0."""
+    for start in range(0, len(distance), PIECE):
+        piece = distance[start:start + PIECE]
+        near = piece <= limits[-1]
+        if len(limits) > FEW or 4 * np.count_nonzero(near) < len(piece):
+            candidates = piece.take(near.nonzero()[0])
+            candidates.sort()
+            total += candidates.searchsorted(limits, "right")
+        else:
+            within = space[:len(limits)]
+            np.less_equal(piece, limits[:, None], out=within[:, :len(piece)])
+            within[:, len(piece):] = False
+            # Bytes of 0 or 1 are added up eight at a time, as one integer; no byte of it overflows in 255 additions.
+            lanes = within.view(np.uint64).reshape(len(limits), -1, 255).sum(2)
+            total += lanes.view(np.uint8).sum(1, dtype=np.int64)

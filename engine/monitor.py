@@ -1,0 +1,150 @@
+"""Monitors of a training: epoch means, waiting time, and losses and weights that are no longer finite."""
+import copy
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from demo_sdtps.config import UserError
+from demo_sdtps.engine.distributed import is_main, world_size
+from demo_sdtps.engine.run.state import files_of, sampler_of
+
+RECENT = 5
+"""Finite losses that the error reports."""
+LAG = 2
+"""Steps after which several processes wait for the copy of a loss from a GPU."""
+MAX_NAMED = 3
+"""Files of a batch that the error names; log.txt lists all."""
+ADVICE = "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
+
+Loaded = TypeVar("Loaded")
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Meter:
+    """Means over the samples of an epoch, and the time that was spent waiting for data."""
+
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    seen: int = 0
+    waited: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def update(self, count: int, **totals: torch.Tensor) -> None:
+        """Add a batch of `count` samples, given sums over the batch."""
+        # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
+        for name, total in totals.items():
+            self.totals[name] = self.totals.get(name, 0.0) + total.detach()
+        self.seen += count
+
+    def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
+        """The same batches; the time until each arrives counts as waited."""
+        iterator = iter(loaded)
+        while True:
+            asked = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def means(self) -> dict[str, float]:
+        """Means over the samples so far, by name."""
+        return {name: float(total) / self.seen for name, total in self.totals.items()}
+
+    def speed(self) -> tuple[float, float]:
+        """Samples per second, and the share of the time that was spent waiting for data."""
+        seconds = time.perf_counter() - self.started
+        return self.seen / seconds, self.waited / seconds
+
+    def state(self) -> dict[str, object]:
+        """The input of `from_state`."""
+        return {"totals": self.totals, "seen": self.seen, "waited": self.waited,
+                "seconds": time.perf_counter() - self.started}
+
+    @classmethod
+    def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
+        """The meter that gave `state`, with its sums on `device`."""
+        totals = {name: total.to(device) for name, total in state["totals"].items()}
+        return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
+
+
+class LossMonitor:
+    """Raises `UserError` for the first loss that is not finite, with its step and the files of its batch.
+
+    Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and read
+    in a later step, when the copy has arrived; the error still names the loss's own step. `flush`, which must be called before
+    a checkpoint is written, waits for all copies.
+    """
+
+    def __init__(self, loader: DataLoader):
+        self.loader = loader
+        self.pending: deque[tuple[int, int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
+        """Add the loss of a step, counted from 1, and check those that have arrived."""
+        copied = loss.detach().to("cpu", non_blocking=True)
+        arrival = None
+        if loss.is_cuda:
+            arrival = torch.cuda.Event()
+            arrival.record(torch.cuda.current_stream(loss.device))
+        self.pending.append((epoch, step, copied, arrival))
+        while self.pending and self._has_arrived():
+            self._check()
+
+    def flush(self) -> None:
+        """Wait for all losses and check them."""
+        while self.pending:
+            if arrival := self.pending[0][3]:
+                arrival.synchronize()
+            self._check()
+
+    def _has_arrived(self) -> bool:
+        """Whether the oldest loss can be read; several processes must all read it in the same step."""
+        arrival = self.pending[0][3]
+        if arrival is not None and world_size() > 1:
+            if is_late := len(self.pending) > LAG:
+                arrival.synchronize()
+            return is_late
+        return arrival is None or arrival.query()
+
+    def _check(self) -> None:
+        epoch, step, copied, _ = self.pending.popleft()
+        loss = float(copied)
+        if math.isfinite(loss):
+            self.recent.append(loss)
+            return
+        files = files_of_batch(self.loader, epoch, step)
+        if is_main():
+            logger.error("the batch of epoch %d, step %d:\n%s", epoch, step, "\n".join(files))
+        before = f"the last finite losses were {', '.join(f'{loss:.4g}' for loss in self.recent)}" if self.recent else (
+            "no finite loss came before")
+        more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > MAX_NAMED else ""
+        raise UserError(f"The loss became {loss} in epoch {epoch}, step {step}, with the files "
+                        f"{', '.join(files[:MAX_NAMED])}{more}; {before}; {ADVICE}")
+
+
+def files_of_batch(loader: DataLoader, epoch: int, step: int) -> list[str]:
+    """The files of all processes' batch number `step`, from 1, of an epoch."""
+    sampler = copy.copy(sampler_of(loader))
+    sampler.share = list
+    sampler.begin(epoch, step - 1)
+    return [file for index, _ in next(iter(sampler)) for file in files_of(loader, index)]
+
+
+@torch.no_grad()
+def check_weights(model: nn.Module, epoch: int) -> None:
+    """Raise `UserError` for weights that are not finite: a step with a finite loss can still spoil them."""
+    spoiled = [name for name, tensor in model.state_dict().items()
+               if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if spoiled:
+        raise UserError(f"The weights are no longer finite in epoch {epoch} ({len(spoiled)} tensors, the first {spoiled[0]}), "
+                        f"though the losses were, so nothing is saved; {ADVICE}")

@@ -1,0 +1,66 @@
+"""Training of re-identification (docs/method.md)."""
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets.loaders import Batch, batches
+from demo_sdtps.engine.distributed import gathered, replicated
+from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid
+from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
+from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
+from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.trainer import Evaluation, Trainer
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.losses import make_center_losses, total_loss
+
+
+class ReIDTrainer(Trainer[DeMo, Batch]):
+    """Trains DeMo and, where MODEL.METRIC_LOSS_TYPE has them, the centers of the center losses.
+
+    best.pth is the epoch with the largest mAP of TEST.RETURN_PATTERN.
+    """
+
+    unit = "triplets"
+
+    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData):
+        optimizer = make_optimizer(cfg, model)
+        self.centers = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+        self.centers.to(next(model.parameters()).device)
+        optimizers = [optimizer, *([make_center_optimizer(cfg, self.centers)] if self.centers else ())]
+        super().__init__(cfg, model, loader, [test_data.loader], optimizers, {"center_losses": self.centers},
+                         {"num_class": model.num_class, "camera_num": model.camera_num})
+        self.network = replicated(model)
+        self.test_data = test_data
+        self.scheduler = make_scheduler(cfg, optimizer)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.scheduler.step(epoch)
+
+    def batches(self) -> Iterator[Batch]:
+        return batches(self.loader)
+
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+        images, labels, cameras = batch
+        images = {modality: image.to(self.device, non_blocking=True) for modality, image in images.items()}
+        labels = labels.to(self.device, non_blocking=True)
+        with autocast(self.device, self.precision):
+            outputs = self.network(images, cameras.to(self.device, non_blocking=True))
+            # Each of several processes computes the loss of the whole batch, and mines its triplets there.
+            outputs = [gathered(part) if isinstance(part, torch.Tensor) else part for part in outputs]
+            labels = gathered(labels)
+            loss = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.centers)
+        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum()}
+
+    def is_due(self, epoch: int) -> bool:
+        return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
+
+    def evaluate(self, epoch: int) -> Evaluation:
+        patterns = reid_record(evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS])
+        scalars = {f"pattern_{pattern}/{name}": value for pattern, row in patterns.items() for name, value in row.items()}
+        return Evaluation({"patterns": patterns}, patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"], scalars,
+                          reid_table(patterns))
+
+    def describe(self, means: Mapping[str, float]) -> str:
+        return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"

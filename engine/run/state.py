@@ -1,0 +1,69 @@
+"""The state of a training: everything that the next step depends on, as plain tensors, numbers and texts."""
+import random
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets.samplers import EpochBatchSampler
+
+STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": float, "records": list, "meter": Mapping,
+         "optimizers": list, "scaler": Mapping, "random": list, "data": int}
+"""Entries of last.pth that resuming needs, and their types: `epoch` epochs are done, and `step` steps of the next.
+
+Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
+of an epoch follow from the seed (datasets/samplers.py)."""
+
+
+class FileDataset(Protocol):
+    """A training set whose samples are read from files."""
+
+    def __len__(self) -> int: ...
+
+    def files(self, index: int) -> tuple[str, ...]:
+        """The files of a sample."""
+
+
+def random_states() -> dict[str, object]:
+    """The states of the random generators of Python, NumPy and torch, on all devices."""
+    version, words, gauss = random.getstate()
+    # NumPy's type does not tell the tuple, which this call gives, from the dict of legacy=False.
+    name, keys, *rest = cast(tuple, np.random.get_state())
+    return {"python": [version, list(words), gauss], "numpy": [name, keys.tolist(), *rest], "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def set_random_states(states: Mapping) -> None:
+    """Set the random generators to the states that `random_states` gave."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
+            torch.cuda.set_rng_state(state, device)
+
+
+def fingerprint(cfg: CfgNode, loader: DataLoader) -> int:
+    """A CRC-32 of the training files' names below DATASETS.ROOT_DIR, in their order."""
+    root = str(Path(cfg.DATASETS.ROOT_DIR))
+    found = 0
+    for file in files_of(loader, *range(len(cast(FileDataset, loader.dataset)))):
+        found = zlib.crc32(file.removeprefix(root).encode(errors="surrogateescape"), found)
+    return found
+
+
+def files_of(loader: DataLoader, *indices: int) -> list[str]:
+    """The files of these samples of a training set."""
+    dataset = cast(FileDataset, loader.dataset)  # DataLoader's type forgets which data set it was given
+    return [file for index in indices for file in dataset.files(index)]
+
+
+def sampler_of(loader: DataLoader) -> EpochBatchSampler:
+    """The batch sampler of a training loader."""
+    return cast(EpochBatchSampler, loader.batch_sampler)  # DataLoader's type forgets which sampler it was given

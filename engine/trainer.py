@@ -1,0 +1,249 @@
+"""The training loop of re-identification and of SEPS: epochs, evaluation, the files of a run, and resuming it.
+
+A run that was interrupted resumes from last.pth and gives, to the last bit, the numbers of an uninterrupted one.
+"""
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.loaders import stop_workers
+from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
+from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
+from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
+from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
+from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
+from demo_sdtps.engine.run.stop import StopNow, Stopped, StopRequest
+from demo_sdtps.engine.runtime import choose_precision, set_seed
+from demo_sdtps.modeling.weights import current_names
+
+Model = TypeVar("Model", bound=nn.Module)
+Batch = TypeVar("Batch")
+logger = logging.getLogger(__name__)
+
+
+class Evaluation(NamedTuple):
+    """The results of an evaluation."""
+
+    record: Mapping[str, object]
+    """Entries of the epoch's record in metrics.json."""
+    score: float
+    """The epoch with the largest is saved as best.pth."""
+    scalars: Mapping[str, float]
+    """For TensorBoard."""
+    table: str
+    """For the log."""
+
+
+class Trainer(ABC, Generic[Model, Batch]):
+    """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
+
+    `evaluation_loaders` are those that `evaluate` reads. `optimizers` begin with the model's. `auxiliary` modules train beside
+    the model and are saved under their names; `about` is saved in every checkpoint.
+    """
+
+    unit: str
+    """Plural name of a sample, for the log."""
+
+    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
+                 optimizers: Sequence[torch.optim.Optimizer], auxiliary: Mapping[str, nn.Module] | None = None,
+                 about: Mapping[str, object] | None = None):
+        self.cfg, self.model, self.loader, self.evaluation_loaders = cfg, model, loader, evaluation_loaders
+        self.optimizers, self.auxiliary, self.about = optimizers, auxiliary or {}, about or {}
+        self.device = next(model.parameters()).device
+        self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
+        # Only the gradients of float16 underflow; with other types the scaler does nothing.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
+        self.data = fingerprint(cfg, loader)
+        self.monitor, self.meter, self.stop = LossMonitor(loader), Meter(), StopRequest()
+        self.epoch, self.step, self.best = 0, 0, -1.0
+        self.records: list[dict] = []
+
+    @abstractmethod
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what depends on the epoch, counted from 1, such as learning rates."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """The batches of `loader`."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+        """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name."""
+
+    @abstractmethod
+    def evaluate(self, epoch: int) -> Evaluation:
+        """Evaluate the model after an epoch, 0 for the untrained one."""
+
+    @abstractmethod
+    def describe(self, means: Mapping[str, float]) -> str:
+        """The means over an epoch's samples, for the log."""
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the model is evaluated after this epoch."""
+        return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
+
+    def run(self, output: Path, resumed: Resumed | None = None) -> list[dict]:
+        """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
+
+        Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
+        not finite and a file that cannot be written; `Stopped` after SIGTERM. Loading processes end with it in any case.
+        """
+        self.output, self.saved = output, time.monotonic()
+        first = resumed.state["epoch"] + 1 if resumed else None
+        self.board: SummaryWriter | None
+        try:
+            with scalar_board(output, first) if is_main() else nullcontext() as self.board, self.stop.listening():
+                check_agreement("the training set", self.data)
+                if not is_main():  # processes start with equal models and draw different random numbers
+                    set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
+                if resumed:
+                    self._restore(resumed)
+                self._train()
+        finally:
+            for loader in (self.loader, *self.evaluation_loaders):
+                stop_workers(loader)
+        return self.records
+
+    def _train(self) -> None:
+        """All remaining epochs."""
+        solver = self.cfg.SOLVER
+        logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
+        if not self.records and self.step == 0 and self.is_due(0):
+            self._report({"epoch": 0}, self._evaluate(0))
+        while self.epoch < solver.MAX_EPOCHS:
+            self._train_epoch()
+            self._finish_epoch()
+            is_last = self.epoch >= solver.MAX_EPOCHS
+            (is_stopped,) = any_rank(self.stop.requested)
+            if is_last or is_stopped or self.epoch % solver.CHECKPOINT_PERIOD == 0:
+                self._save()
+            if is_stopped and not is_last:
+                raise Stopped
+        # Nothing is written after the last checkpoint of a finished run, so no other is needed in reserve.
+        if is_main():
+            (self.output / PREVIOUS).unlink(missing_ok=True)
+
+    def _train_epoch(self) -> None:
+        """The remaining steps of an epoch."""
+        solver, epoch = self.cfg.SOLVER, self.epoch + 1
+        if self.step == 0:
+            self.meter = Meter()
+        self.begin_epoch(epoch)
+        sampler_of(self.loader).begin(epoch, self.step)
+        self.model.train()
+        bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
+                       initial=self.step)
+        for batch in bar:
+            self._train_step(batch)
+            if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
+                bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+            is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
+            is_stopped, is_due = any_rank(self.stop.requested, is_due)
+            if is_stopped or is_due:
+                self._save()
+            if is_stopped:
+                raise Stopped
+
+    def _train_step(self, batch: Batch) -> None:
+        loss, count, sums = self.loss(batch)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        if self.cfg.SOLVER.GRAD_CLIP:
+            self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        self.step += 1
+        self.meter.update(count, loss=loss.detach() * count, **sums)
+        self.monitor.add(self.epoch + 1, self.step, loss)
+
+    def _finish_epoch(self) -> None:
+        """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
+        epoch = self.epoch + 1
+        self.monitor.flush()
+        means, (speed, waited) = self.meter.means(), self.meter.speed()
+        rate = max(group["lr"] for group in self.optimizers[0].param_groups)
+        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), rate, speed,
+                    self.unit, 100 * waited)
+        evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
+        self._report({"epoch": epoch, **means, "lr": rate}, evaluation)
+        self.epoch, self.step = epoch, 0
+        if evaluation and evaluation.score > self.best:
+            self.best = evaluation.score
+            check_weights(self.model, epoch)
+            if is_main():
+                save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, state=self.about)
+
+    def _evaluate(self, epoch: int) -> Evaluation:
+        """`evaluate`, which SIGTERM interrupts: it is repeated when the run is resumed."""
+        before = random_states()
+        try:
+            # Several processes finish it together: a process that left would block the others.
+            with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
+                return self.evaluate(epoch)
+        except StopNow:
+            set_random_states(before)
+            self._save()
+            raise Stopped from None
+
+    def _report(self, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
+        epoch = means["epoch"]
+        self.records.append({**means, **(evaluation.record if evaluation else {})})
+        if self.board is None:
+            return
+        scalars = {f"train/{name}": value for name, value in means.items() if name != "epoch"}
+        write_records(self.records, self.output, self.board, {**scalars, **(evaluation.scalars if evaluation else {})})
+        if evaluation:
+            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
+
+    def _save(self) -> None:
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
+        self.monitor.flush()
+        check_weights(self.model, self.epoch + bool(self.step))
+        states = all_gather_object(random_states())
+        self.saved = time.monotonic()
+        if not is_main():
+            return
+        state = {**self.about, "step": self.step, "best": self.best, "records": self.records, "meter": self.meter.state(),
+                 "scaler": self.scaler.state_dict(), "data": self.data, "random": states,
+                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                 **{name: module.state_dict() for name, module in self.auxiliary.items()}}
+        save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
+
+    def _restore(self, resumed: Resumed) -> None:
+        """Set the state that `_save` wrote. Raises `UserError` where the training files or the model have changed since."""
+        state = resumed.state
+        if state["data"] != self.data:
+            raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
+                            f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
+                            "it began; put them back, or start another run.")
+        fill_model(self.model, current_names(state["model"]), resumed.path)
+        for name, module in self.auxiliary.items():
+            module.load_state_dict(state[name])
+        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
+        self.meter = Meter.from_state(state["meter"], self.device)
+        states = state["random"]
+        if len(states) != world_size():
+            logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",
+                           len(states), world_size())
+        set_random_states(states[rank() % len(states)])
