@@ -36,7 +36,7 @@ def main() -> None:
 
     check_single("train_seps.py")
     device = choose_device(cfg)
-    resumed = find_run(cfg, arguments.overwrite)
+    resumed = find_run(cfg, arguments.overwrite, SEPS_SCHEMA)
     if resumed and resumed.is_finished(cfg):
         print(resumed.all_done)
         return

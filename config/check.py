@@ -1,10 +1,9 @@
-"""Values that are each possible but make no sense together."""
-import difflib
+"""Combinations of configuration values that cannot run."""
 import re
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import CLIP_TRUNK, UserError
+from demo_sdtps.config.common import CLIP_TRUNK, UserError, nearest
 
 VIT_MODULES = ("vision_transformer", "deit")
 """timm's modules of plain Vision Transformers; modeling/backbone.py refuses those among them that do not fit."""
@@ -23,7 +22,9 @@ def _check_modules(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
                         "True or MODEL.ATM to False.")
-
+    if cfg.MODEL.USE_SDTPS and cfg.MODEL.SELECTOR not in ("", "sdtps"):
+        raise UserError(f"MODEL.USE_SDTPS is True, which means MODEL.SELECTOR 'sdtps', but MODEL.SELECTOR is "
+                        f"{cfg.MODEL.SELECTOR!r}; set MODEL.USE_SDTPS to False or MODEL.SELECTOR to ''.")
     if cfg.MODEL.SDTPS_GUMBEL_SELECT and not cfg.MODEL.SDTPS_USE_GUMBEL:
         raise UserError("MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, but it chooses patches by the "
                         "noise that SDTPS_USE_GUMBEL draws; set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False.")
@@ -62,14 +63,12 @@ def _check_grid(cfg: CfgNode) -> None:
         raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
                         "own; set it to 0.")
     if name != CLIP_TRUNK:
-        import timm  # a slow import, needed only to know the names
+        import timm  # here: a slow import that CLIP does not need
 
         known = [model for module in VIT_MODULES for model in timm.list_models(module=module)]
         if name not in known:
-            near = difflib.get_close_matches(name, [CLIP_TRUNK, *known], n=1)
-            hint = f"; the nearest known is {near[0]!r}" if near else ""
             raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_TRUNK!r} or a VisionTransformer of "
-                            f"timm such as 'vit_base_patch16_224'{hint}.")
+                            f"timm such as 'vit_base_patch16_224'{nearest(name, [CLIP_TRUNK, *known])}.")
 
 
 def check_device(cfg: CfgNode) -> None:

@@ -1,4 +1,6 @@
-"""What every room needs: the names of the modalities and the error that a user's mistake raises."""
+"""What every package needs: the names of the modalities, and the error that a user's mistake raises."""
+import difflib
+from collections.abc import Iterable
 
 MODALITIES = ("RGB", "NI", "TI")
 """Red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)."""
@@ -16,6 +18,12 @@ CLIP_TRUNK = "ViT-B-16"
 class UserError(Exception):
     """A mistake in what the user gave (configuration, data, weights), told in one sentence that names the thing,
     what is wrong with it and what to do. Commands print it without a stack trace and exit with code 2."""
+
+
+def nearest(value: object, known: Iterable[object]) -> str:
+    """"; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
+    near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
-from demo_sdtps.config.common import UserError
+from demo_sdtps.config.common import UserError, nearest
 from demo_sdtps.config.schema import KEYS, Key, Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 
@@ -149,7 +149,7 @@ def _set(cfg: CfgNode, schema: Schema, name: str, value: object, source: str) ->
     key = keys[name]
     value = _coerce(key, value, source)
     if isinstance(key.allowed, tuple) and value not in key.allowed:
-        why = f" ({key.allowed_text})" if key.allowed_text else _nearest(value, key.allowed)
+        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
         raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {' or '.join(map(repr, key.allowed))}{why}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {key.allowed_text}.")
@@ -223,8 +223,3 @@ def _literal(text: str, keep_text: bool) -> object:
         return text
     # For a text key only a quoted literal such as "('0')" is unwrapped; 0, None and True are texts like any other.
     return value if not keep_text or isinstance(value, str) else text
-
-
-def _nearest(value: object, allowed: tuple) -> str:
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in allowed], n=1)
-    return f"; the nearest is {near[0]!r}" if near else ""

@@ -1,7 +1,6 @@
-"""Every configuration key: its default, what it does, and which values make sense.
+"""Every configuration key: default, effect, possible values.
 
-The names and, where they are not bound to one machine, the defaults are DeMo's, so that DeMo's own YAML files load.
-A key that DeMo has but that nothing reads is kept at its default alone.
+Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load.
 """
 import math
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from demo_sdtps.config.common import MISSING_CASES
 
 
 class Key(NamedTuple):
-    """One row of the schema. `allowed` is a tuple of the possible values, or a test; `allowed_text` explains it."""
+    """One key. `allowed` is a tuple of the possible values or a predicate; `allowed_text` explains it."""
 
     name: str
     default: object
@@ -23,7 +22,7 @@ class Key(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """The keys of one kind of run, and what raises `UserError` where their values make no sense together."""
+    """The keys of one kind of run, and `check`, which raises `UserError` for a combination of values that cannot run."""
 
     keys: tuple[Key, ...]
     check: Callable[[CfgNode], None]
@@ -34,14 +33,21 @@ class Schema(NamedTuple):
     writer: str
     """The command that trains with it."""
     others: str
-    """Where a checkpoint of the other kind belongs."""
+    """For a sentence: the command for checkpoints of the other kind."""
 
     @property
     def by_name(self) -> dict[str, Key]:
         return {key.name: key for key in self.keys}
 
 
-UNUSED = "nothing reads it, in DeMo neither: kept so that its files load, at its default alone"
+UNUSED = "without effect, in DeMo too; accepted at its default alone, so that DeMo's files load"
+UNUSED_KEYS: dict[str, dict[str, object]] = {
+    "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
+        "SOLVER.STEPS": (40, 70), "SOLVER.GAMMA": 0.1, "SOLVER.WARMUP_FACTOR": 0.01, "SOLVER.WARMUP_METHOD": "linear"},
+    "there is no cluster, cosine or range loss": {
+        "SOLVER.CLUSTER_MARGIN": 0.3, "SOLVER.COSINE_MARGIN": 0.5, "SOLVER.COSINE_SCALE": 30, "SOLVER.RANGE_K": 2,
+        "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1}}
+"""By the reason: keys and defaults."""
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
@@ -124,8 +130,10 @@ KEYS = (
     Key("MODEL.COMPILE", False, "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
         "a C++ compiler on a CPU"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
-    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection)"),
-    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
+    Key("MODEL.SELECTOR", "", "token selector, one of modeling/selectors/__init__.py; '': none, or sdtps with USE_SDTPS"),
+    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection); the "
+        "same as SELECTOR sdtps"),
+    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that the selector keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches that remains after their aggregation", *RATIO),
     Key("MODEL.SDTPS_BETA", 0.25, "weight of the guidance: score = (1 - 2 beta) MLP + beta (others + 2 own)",
         lambda value: 0 <= value <= 0.5, "in [0, 0.5]"),
@@ -140,7 +148,7 @@ KEYS = (
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
     Key("MODEL.DIRECT", 1, "1: one head on the three globals concatenated; 0: one head per modality", (0, 1)),
     Key("MODEL.NECK", "bnneck", "the neck between a feature and its classifier", ("bnneck",), "DeMo has no other neck"),
-    Key("MODEL.ID_LOSS_TYPE", "softmax", "loss of the identity scores", ("softmax",), "DeMo's classifiers are linear"),
+    Key("MODEL.ID_LOSS_TYPE", "softmax", "loss of the identity logits", ("softmax",), "DeMo's classifiers are linear"),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
     Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
     Key("MODEL.METRIC_LOSS_TYPE", "triplet", "losses of the features", ("triplet", "center", "triplet_center")),
@@ -197,13 +205,7 @@ KEYS = (
         "as long as it is", *NOT_NEGATIVE),
     Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD whatever the optimiser", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
-    *(Key(name, default, UNUSED, (default,), why) for why, unused in {
-        "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
-            "SOLVER.STEPS": (40, 70), "SOLVER.GAMMA": 0.1, "SOLVER.WARMUP_FACTOR": 0.01, "SOLVER.WARMUP_METHOD": "linear"},
-        "there is no cluster, cosine or range loss": {
-            "SOLVER.CLUSTER_MARGIN": 0.3, "SOLVER.COSINE_MARGIN": 0.5, "SOLVER.COSINE_SCALE": 30, "SOLVER.RANGE_K": 2,
-            "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1},
-    }.items() for name, default in unused.items()),
+    *(Key(name, default, UNUSED, (default,), why) for why, unused in UNUSED_KEYS.items() for name, default in unused.items()),
 
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
     Key("TEST.AMP", "off", "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "

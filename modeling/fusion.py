@@ -1,8 +1,8 @@
 """HDM and ATMoE, DeMo's fusion of the three modalities (docs/method.md; DeMo, AAAI 2025).
 
-HDM decouples them into one feature per subset of the modalities; ATMoE weighs the seven features by experts. Both are
-written for speed: HDM pools tokens before it projects them, ATMoE's experts are one batched product. Tokens are not copied
-outside autocast: the backbone's patches are strided views, which torch.bmm takes as they are.
+HDM computes one feature per subset of the modalities; ATMoE weights the seven features by experts. For speed HDM pools tokens
+before it projects them, and ATMoE's experts are one batched product. Tokens are not copied outside autocast: the backbone's
+patches are strided views, which torch.bmm accepts.
 """
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SUBSETS = {"r": ("RGB",), "n": ("NI",), "t": ("TI",), "rn": ("RGB", "NI"), "rt":
 """The modalities that each of HDM's seven queries attends to, by DeMo's names."""
 
 HOLDERS = {modality: [subset for subset, modalities in SUBSETS.items() if modality in modalities] for modality in MODALITIES}
-"""The four subsets that hold a modality. Only these 12 pairs (subset, modality) are computed."""
+"""The four subsets that contain a modality. Only these 12 pairs (subset, modality) are computed."""
 
 HEAD_WIDTH = 64
 """Channels of one of HDM's attention heads."""
@@ -29,8 +29,8 @@ HEAD_WIDTH = 64
 class HDM(nn.Module):
     """Hierarchical decoupling module: a learned query per subset attends to the tokens of the subset's modalities.
 
-    The parameters are those of seven multi-head attentions, stacked in the order of `SUBSETS`. Raises `UserError` for a
-    width that 64 does not divide.
+    The parameters are those of seven multi-head attentions, stacked in the order of `SUBSETS`. Raises `UserError` for a width
+    that is no multiple of 64.
     """
 
     def __init__(self, width: int, dropout: float = 0.1):
@@ -46,18 +46,18 @@ class HDM(nn.Module):
         self.out_proj_weight = nn.Parameter(torch.empty(count, width, width))
         self.out_proj_bias = nn.Parameter(torch.zeros(count, width))
         for projection, output in zip(self.in_proj_weight, self.out_proj_weight, strict=True):
-            # As torch's attention starts.
+            # The initialisation of torch's MultiheadAttention.
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
 
     def forward(self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Patch tokens (B, N, C) and globals (B, C) by modality → features of the subsets (B, 7, C).
+        """Patch tokens (B, N, C) and global features (B, C) by modality → features of the subsets (B, 7, C).
 
-        As there is one query, which no input changes, keys and values need not be projected token by token: the scores
-        are tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. Dropout leaves weights
-        that do not sum to 1, so their sum multiplies b_v.
+        The single query does not depend on the input, so keys and values need not be projected token by token: the logits are
+        tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
+        not sum to 1, so their sum multiplies b_v.
         """
-        # One unbind of all: taking a part at a time would fill a gradient as large as the whole for every part.
+        # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
         matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
         query_weights, key_weights, value_weights = (matrices[part::3] for part in range(3))
         query_bias, _, value_bias = self.in_proj_bias.chunk(3, dim=1)
@@ -67,14 +67,14 @@ class HDM(nn.Module):
         for (subset, modalities), weight in zip(SUBSETS.items(), value_weights, strict=True):
             tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])  # sum() would add 0 first
             values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
-            sums.append(sum(weights[subset, modality].sum(dim=-1) for modality in modalities))
+            sums.append(reduce(torch.add, [weights[subset, modality].sum(dim=-1) for modality in modalities]))
         bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias.unflatten(1, (self.heads, HEAD_WIDTH))
         values = (torch.stack(values, dim=1) + bias).flatten(2)
         return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, values) + self.out_proj_bias
 
     def keys(self, query_weights: Sequence[torch.Tensor], query_bias: torch.Tensor,
              key_weights: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """W_kᵀq, what each subset's heads multiply tokens with to score them: (heads, C) by subset."""
+        """W_kᵀq of each subset's heads, (heads, C) by subset; its product with a token is the token's logit."""
         keys = {}
         for subset, query, *projection, key_weight in zip(SUBSETS, self.query, query_weights, query_bias, key_weights,
                                                           strict=True):
@@ -85,14 +85,15 @@ class HDM(nn.Module):
     def attention(self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor],
                   keys: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
         """→ weights (B, heads, 1 + N) by (subset, modality), the global's first; without dropout a subset's sum to 1."""
-        scores, weights = {}, {}
+        logits: dict[tuple[str, str], torch.Tensor] = {}
+        weights: dict[tuple[str, str], torch.Tensor] = {}
         for modality, subsets in HOLDERS.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
             seen = torch.cat([F.linear(global_feats[modality], key).unsqueeze(-1),
                               torch.bmm(key.expand(len(tokens), -1, -1), tokens.transpose(1, 2))], dim=-1)
-            scores |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
+            logits |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
         for subset, modalities in SUBSETS.items():
-            own = torch.cat([scores[subset, modality] for modality in modalities], dim=-1).softmax(dim=-1)
+            own = torch.cat([logits[subset, modality] for modality in modalities], dim=-1).softmax(dim=-1)
             parts = F.dropout(own, self.dropout, self.training).chunk(len(modalities), dim=-1)
             weights |= {(subset, modality): part for modality, part in zip(modalities, parts, strict=True)}
         return weights
@@ -100,7 +101,7 @@ class HDM(nn.Module):
     def pool(self, weights: dict[tuple[str, str], torch.Tensor], patches: dict[str, torch.Tensor],
              global_feats: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
         """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
-        pooled = {}
+        pooled: dict[tuple[str, str], torch.Tensor] = {}
         for modality, subsets in HOLDERS.items():
             own = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
             sums = torch.bmm(own[..., 1:], patches[modality]).add_(own[..., :1] * global_feats[modality].unsqueeze(1))
@@ -113,9 +114,9 @@ class HDM(nn.Module):
 
 
 class ATMoE(nn.Module):
-    """Attention-triggered mixture of experts: HEAD experts for each of HDM's features, weighed by attention between them.
+    """Attention-triggered mixture of experts: HEAD experts for each of HDM's features, weighted by attention between them.
 
-    Raises `UserError` for a width that the number of heads does not divide.
+    Raises `UserError` for a width that is no multiple of the number of heads.
     """
 
     def __init__(self, width: int, heads: int):
@@ -132,21 +133,21 @@ class ATMoE(nn.Module):
         self.expert_bias = nn.Parameter(torch.empty(heads * count, self.head_width))
         self.activation = QuickGELU()
         self.norm = nn.BatchNorm1d(count * width)  # of all experts: a BatchNorm does not mix its channels
-        bound = self.head_width ** -0.5  # as torch's linear layers start
+        bound = self.head_width ** -0.5  # the initialisation of torch's Linear
         nn.init.uniform_(self.expert_weight, -bound, bound)
         nn.init.uniform_(self.expert_bias, -bound, bound)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """HDM's features (B, 7, C) → the weighed features, concatenated (B, 7C)."""
+        """HDM's features (B, 7, C) → the weighted features, concatenated (B, 7C)."""
         inputs = features.unflatten(2, (self.heads, self.head_width)).transpose(1, 2).flatten(1, 2)  # (B, heads·7, d)
         experts = torch.einsum("edc,bec->bed", self.expert_weight, inputs) + self.expert_bias
         experts = self.norm(self.activation(experts).flatten(1)).view_as(experts)
-        weighed = experts.unflatten(1, (self.heads, -1)) * self.gates(features).unsqueeze(-1)
-        return weighed.transpose(1, 2).flatten(1)
+        weighted = experts.unflatten(1, (self.heads, -1)) * self.gates(features).unsqueeze(-1)
+        return weighted.transpose(1, 2).flatten(1)
 
     def gates(self, features: torch.Tensor) -> torch.Tensor:
-        """HDM's features (B, 7, C) → each head's weights of the seven (B, heads, 7), summing to 1."""
+        """HDM's features (B, 7, C) → each head's weights of the seven, (B, heads, 7) with sum 1."""
         query = self.query(self.gate(features.flatten(1))).unflatten(1, (self.heads, self.head_width))
-        # One query per head for seven features: it is taken through the key's projection, not the features (as in HDM).
+        # As in HDM the key's projection is applied to the one query, not to the seven features.
         query = torch.einsum("hdc,bhd->bhc", self.key.weight.unflatten(0, (self.heads, self.head_width)), query)
         return (torch.einsum("bhc,bec->bhe", query, features) * self.head_width ** -0.5).softmax(dim=-1)

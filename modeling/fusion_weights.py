@@ -1,4 +1,4 @@
-"""HDM and ATMoE in checkpoints: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (docs/method.md)."""
+"""Weights of HDM and ATMoE: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (docs/method.md)."""
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeMo's weights with those of the fusion stacked under our names, where the first of each stack was.
+    """DeMo's weights with HDM's and ATMoE's stacked under our names, each stack at the position of its first member.
 
-    Raises `ValueError` where some are there, but one is missing or does not fit the others of its stack.
+    Raises `ValueError` for an incomplete stack, or members of different shape or dtype.
     """
     heads = {int(found[1]) for found in map(EXPERT.match, weights) if found}
     members = defaultdict(list)
-    for theirs, (ours, _) in _table(1 + max(heads, default=-1)).items():
+    for theirs, (ours, *_) in _table(1 + max(heads, default=-1)).items():
         members[ours].append(theirs)
     names = [name for stack in members.values() for name in stack]
     if weights.keys().isdisjoint(names):
@@ -39,24 +39,23 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `stack_fusion`: all of the fusion's weights in DeMo's order, where the first of them was."""
+    """The inverse of `stack_fusion`: HDM's and ATMoE's weights in DeMo's order, at the position of the first."""
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
-    parts = {theirs: _part(ours, weights[ours], place) for theirs, (ours, place) in table.items() if ours in weights}
-    stacks = {ours for ours, _ in table.values()}
-    unstacked = {}
+    parts = {theirs: _part(ours, weights[ours], *member) for theirs, (ours, *member) in table.items() if ours in weights}
+    stacks = {ours for ours, *_ in table.values()}
+    unstacked: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         unstacked |= parts if name in stacks else {name: tensor}
     return unstacked
 
 
-def _table(heads: int) -> dict[str, tuple[str, tuple[int, int]]]:
-    """DeMo's names in its order → our stack's name, and (place, number of places) in it."""
+def _table(heads: int) -> dict[str, tuple[str, int, int]]:
+    """DeMo's names in its order → name of our stack, index in it, size of it."""
     count = len(SUBSETS)
-    table = {f"{subset}_token": (QUERY, (place, count)) for place, subset in enumerate(SUBSETS)}
-    table |= {f"{subset}.{theirs}": (f"hdm.{ours}", (place, count))
-              for place, subset in enumerate(SUBSETS) for theirs, ours in ATTENTION_NAMES.items()}
-    table |= {f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}":
-              (f"atmoe.{ours}", (head * count + feature, heads * count))
+    table = {f"{subset}_token": (QUERY, index, count) for index, subset in enumerate(SUBSETS)}
+    table |= {f"{subset}.{theirs}": (f"hdm.{ours}", index, count)
+              for index, subset in enumerate(SUBSETS) for theirs, ours in ATTENTION_NAMES.items()}
+    table |= {f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}": (f"atmoe.{ours}", head * count + feature, heads * count)
               for head in range(heads) for feature in range(count) for theirs, ours in EXPERT_NAMES.items()}
     return {FUSION + name: target for name, target in table.items()}
 
@@ -66,7 +65,7 @@ def _stack(ours: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
     for name, tensor in parts.items():
         if (tensor.shape, tensor.dtype) != (tensors[0].shape, tensors[0].dtype):
             raise ValueError(f"{name} has another shape or type than {first}")
-        # One BatchNorm counts batches once; DeMo's experts all see every batch.
+        # One BatchNorm has one counter; every expert of DeMo sees every batch.
         if ours == COUNTER and not torch.equal(tensor, tensors[0]):
             raise ValueError(f"{name} has counted other batches than {first}")
     if ours == COUNTER:
@@ -75,9 +74,9 @@ def _stack(ours: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
     return stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack
 
 
-def _part(ours: str, stack: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
+def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tensor:
     if ours == COUNTER:
         return stack
-    index, count = place
-    part = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()  # saved, a view would take all along
+    # A clone: a view would be saved with the whole stack.
+    part = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()
     return part.view(1, 1, -1) if ours == QUERY else part

@@ -1,30 +1,27 @@
 """SDTPS: sparse and dense token-aware patch selection for three modalities (docs/method.md; SEPS, ICLR 2026).
 
-Each modality's patch tokens are scored by a small MLP and by their similarity to the global features of all three
-modalities, the best are kept, the kept are aggregated to fewer, and the rest becomes one extra token. This file needs
-torch alone, so that it can be copied into another code base, and runs on Python 3.8 and torch 1.13 as DeMo does.
+Patch tokens are scored by an MLP and by their cosine similarity to the global features of the three modalities. The best are
+kept and aggregated into fewer tokens; the others are averaged into one extra token. This file imports torch alone, so that it
+can be copied into another code base, and runs on Python 3.8 and torch 1.13, as DeMo does.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 STATE_NAMES = ("rgb", "nir", "tir")
-"""Prefixes of the parameters of RGB, NI and TI."""
+"""Prefixes of the parameter names of RGB, NI and TI."""
 
 
 def cosines(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
-    """Cosine similarity of every token with every guide, without gradient.
-
-    tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [-1, 1]; the dimensions between broadcast.
-    """
+    """Cosine similarity of tokens (..., N, C) with guides (G, ..., C) → (G, ..., N) float32 in [-1, 1], without gradient."""
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         tokens = tokens.float()
-        # Divided by the tokens' norms after the product: there are far fewer products than numbers in the tokens.
+        # The norms divide the products, which are far fewer numbers than the tokens.
         products = torch.einsum("...nc,g...c->g...n", tokens, F.normalize(guides.float(), dim=-1))
         return products / tokens.norm(dim=-1).clamp_min(1e-12)
 
@@ -36,10 +33,7 @@ def min_max(similarity: torch.Tensor) -> torch.Tensor:
 
 
 def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
-    """Cosine similarity of every patch with every guide, min-max normalised over the patches, without gradient.
-
-    tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1].
-    """
+    """`cosines`, min-max normalised over the patches: tokens (..., N, C), guides (G, ..., C) → (G, ..., N) in [0, 1]."""
     return min_max(cosines(tokens, guides))
 
 
@@ -49,91 +43,100 @@ def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weig
     return (1 - 2 * beta) * predicted + beta * sum(weight * seen for weight, seen in zip(weights, guidance))  # noqa: B905 (3.8)
 
 
-def guides_of(index: int, global_feats: tuple[torch.Tensor, ...],
-              missing: tuple[bool, ...]) -> tuple[torch.Tensor, tuple[float, ...]]:
-    """The guides of one modality, the others and then its own, and their weights: globals_ M·(B, C) → (M, B, C), M numbers.
+def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
+    """The modalities that guide modality `index`: the others, then itself."""
+    return (*(other for other in range(count) if other != index), index)
 
-    The own global counts twice. A missing modality's global, that of an empty image, does not guide the others; the weights
-    that remain grow so that the guidance keeps its share of the score.
+
+def guides_of(index: int, global_feats: Sequence[torch.Tensor],
+              missing: Sequence[bool]) -> tuple[torch.Tensor, tuple[float, ...]]:
+    """Guides of modality `index` in `guide_order` and their weights: global_feats M × (B, C) → (M, B, C), M numbers.
+
+    Its own global feature has weight 2, another's 1, and that of another modality that is missing 0. The weights are scaled to
+    the sum M + 1, so that the guidance keeps its share of the score.
     """
-    others = [other for other in range(len(global_feats)) if other != index]
-    weights = [*(0.0 if missing[other] else 1.0 for other in others), 2.0]
+    order = guide_order(index, len(global_feats))
+    weights = [*(0.0 if missing[other] else 1.0 for other in order[:-1]), 2.0]
     whole = len(global_feats) + 1.0
-    return torch.stack([global_feats[i] for i in (*others, index)]), tuple(weight * whole / sum(weights) for weight in weights)
+    return torch.stack([global_feats[i] for i in order]), tuple(weight * whole / sum(weights) for weight in weights)
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise -log(E) with E ~ Exp(1) in the shape and type of `like`, always finite, from torch's generator."""
-    # An exponential draw may be exactly 0, whose noise is infinite and its softmax not a number.
+    """Gumbel noise -log(E), E ~ Exp(1), in the shape and dtype of `like`; always finite."""
+    # An exponential draw of exactly 0 would give infinite noise and a softmax of NaN.
     return -torch.empty_like(like).exponential_().clamp_min(torch.finfo(like.dtype).tiny).log()
 
 
 def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -> torch.Tensor:
-    """The hard mask forward, the gradient of softmax(noisy / tau) backward, noisy = score + Gumbel noise. All (B, N)."""
+    """`hard` in the forward, the gradient of softmax(noisy / tau) in the backward; noisy = score + Gumbel noise. All (B, N)."""
     soft = (noisy / tau).softmax(dim=-1)
     return hard + (soft - soft.detach())
 
 
 def select(score: torch.Tensor, keep: int, gumbel_tau: float | None = None,
            by_noise: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `keep` best of N patches: score (..., N) → their places (..., keep), best first, and the decision mask (..., N).
+    """The `keep` best of N patches: score (..., N) → indices (..., keep), best first, and decision mask (..., N), 1 = kept.
 
-    With a temperature `gumbel_tau` Gumbel noise is drawn: the mask then carries the straight-through gradient, and
-    `by_noise` chooses by the noisy scores, which samples without replacement from softmax(score) (Gumbel-top-k, Kool et al.
-    2019); otherwise the noise shapes the gradient alone.
+    With a temperature `gumbel_tau` Gumbel noise is drawn and the mask carries the straight-through gradient. With `by_noise`
+    the noisy scores choose, which samples without replacement from softmax(score) (Gumbel-top-k, Kool et al. 2019).
     """
     noisy = score if gumbel_tau is None else score + gumbel_noise(score)
-    chosen = (noisy if by_noise else score).detach()
-    kept = chosen.argsort(dim=-1, descending=True, stable=True)[..., :keep]  # stable: of equal patches the first
+    ranking = (noisy if by_noise else score).detach()
+    kept = ranking.argsort(dim=-1, descending=True, stable=True)[..., :keep]  # stable: of equal patches the first
     hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
     return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
 
 
-def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C).
+def take(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """tokens (B, N, C), index (B, K) → tokens (B, K, C)."""
+    # Several times as fast on a CPU as gather, whose index is as large as its result.
+    return tokens[torch.arange(len(tokens), device=tokens.device).unsqueeze(-1), index]
 
-    In float32 under autocast too: the small gradients of a softmax drown in half precision.
+
+def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Means of tokens (B, S, C) with the softmax of logits (B, A, S) as weights → (B, A, C) float32.
+
+    Without autocast: the small gradients of a softmax vanish in half precision.
     """
     with torch.autocast(tokens.device.type, enabled=False):
         return logits.float().softmax(dim=-1) @ tokens.float()
 
 
 def dropped_weights(score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """The softmax of the dropped patches' scores, 0 for the kept: score, decision (..., N) → (..., N); zeros if none is
-    dropped."""
-    # The softmax of a part is that of all with the others' weights set to 0, so that nothing is gathered.
+    """Softmax over the dropped patches' scores, 0 for the kept: (..., N), (..., N) → (..., N); zeros if none is dropped."""
+    # The softmax over a part is that over all with the others' weights set to 0, so nothing is gathered.
     share = score.float().softmax(dim=-1) * (decision <= 0)
     return share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
 
 
 def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """Mean of the dropped tokens with the softmax of their scores as weights; zeros where none is dropped.
+    """Mean of the dropped tokens weighted by `dropped_weights`, zeros if none is dropped.
 
-    tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C). In float32 as `softmax_mean`.
+    tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C) float32, without autocast as in `softmax_mean`.
     """
     with torch.autocast(tokens.device.type, enabled=False):
         return dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
 
 
 def log_mask(decision: torch.Tensor) -> torch.Tensor:
-    """Logarithm of the decisions (..., S), float32: 0 at a kept token, -inf at a dropped one. Added to logits it is the mask.
+    """Logarithm of decisions (..., S) → (..., S) float32: 0 at a kept token, -inf at a dropped one; to be added to logits.
 
-    Its derivative is 1/D = 1 at a kept token and none at a dropped one. Subtracting (1 - D)·1e10 instead is equal forward and
+    Its derivative is 1/D = 1 at a kept token and 0 at a dropped one. Subtracting (1 - D)·1e10 gives the same forward and
     multiplies the straight-through gradient by 1e10 (docs/method.md).
     """
     decision = decision.float()
     is_dropped = decision <= 0
-    # The logarithm sees no zero, where its derivative is infinite.
+    # The logarithm never sees 0, where its derivative is infinite.
     return decision.masked_fill(is_dropped, 1.0).log().masked_fill(is_dropped, -torch.inf)
 
 
 def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
-    """Masked aggregation of tokens (B, S, C) by logits (B, A, S) and decisions (B, S) → (B, A, C)."""
+    """Masked aggregation: tokens (B, S, C), logits (B, A, S), decision (B, S) → (B, A, C)."""
     return softmax_mean(tokens, logits.float() + log_mask(decision).unsqueeze(-2))
 
 
 class TokenSparse(nn.Module):
-    """Scores one modality's patches and keeps the best; the rest becomes one extra token."""
+    """Scores the patches of one modality, keeps the best `keep`, and averages the others into one extra token."""
 
     def __init__(self, embed_dim: int, keep: int, beta: float = 0.25, use_gumbel: bool = False, gumbel_tau: float = 1.0,
                  gumbel_select: bool = False):
@@ -144,21 +147,23 @@ class TokenSparse(nn.Module):
                                              nn.Linear(embed_dim // 4, 1))
 
     def predict(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The MLP's part of the score: tokens (B, N, C) → (B, N) in [0, 1]."""
+        """The MLP's part of the score: tokens (B, N, C) → (B, N) float32 in [0, 1]."""
         return self.score_predictor(tokens).squeeze(-1).float().sigmoid()
 
     def score(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> torch.Tensor:
         """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
         return guided_score(self.predict(tokens), cosine_guidance(tokens, guides), weights, self.beta)
 
-    def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
-        """→ selected tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its selected part (B, S)."""
-        score = self.score(tokens, guides, weights)
+    def split(self, tokens: torch.Tensor, score: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """tokens (B, N, C), score (B, N) → kept tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its
+        kept part (B, S), indices of the kept (B, S)."""
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
-        sample = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1)
-        # Indexed, not gathered by an index as large as the tokens, which takes several times as long on a CPU.
-        return tokens[sample, kept], mean_of_dropped(tokens, score, decision), decision, decision.gather(1, kept)
+        return take(tokens, kept), mean_of_dropped(tokens, score, decision), decision, decision.gather(1, kept), kept
+
+    def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
+        """`split` by `score`, without the indices."""
+        return self.split(tokens, self.score(tokens, guides, weights))[:4]
 
 
 def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:
@@ -168,7 +173,7 @@ def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Seq
 
 
 class TokenAggregation(nn.Module):
-    """Merges the selected tokens of one modality into `out_tokens` weighted means."""
+    """Aggregates the kept tokens of one modality into `out_tokens` weighted means."""
 
     def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()
@@ -176,7 +181,7 @@ class TokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What each token weighs in each mean, before mask and softmax: (B, S, C) → (B, out_tokens, S)."""
+        """Weights of the tokens in each mean, before mask and softmax: (B, S, C) → (B, out_tokens, S)."""
         return self.weight(tokens).transpose(1, 2) * self.scale
 
     def forward(self, selected: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
@@ -185,14 +190,14 @@ class TokenAggregation(nn.Module):
 
 
 def kept_tokens(num_patches: int, sparse_ratio: float) -> int:
-    """N_s = max(1, ceil(N·sparse_ratio)), the patches that are kept."""
+    """Patches that are kept: N_s = max(1, ceil(N·sparse_ratio))."""
     return max(1, math.ceil(num_patches * sparse_ratio))
 
 
 def aggregated_tokens(num_patches: int, sparse_ratio: float, aggr_ratio: float) -> int:
-    """N_c = int(N·aggr_ratio·sparse_ratio), the tokens that the kept patches are merged into.
+    """Tokens that the kept patches are aggregated into: N_c = int(N·aggr_ratio·sparse_ratio).
 
-    Raises `ValueError` for a ratio outside (0, 1], or where no token would remain.
+    Raises `ValueError` for a ratio outside (0, 1], or where N_c is 0.
     """
     for name, value in (("sparse_ratio", sparse_ratio), ("aggr_ratio", aggr_ratio)):
         if not 0 < value <= 1:
@@ -205,11 +210,11 @@ def aggregated_tokens(num_patches: int, sparse_ratio: float, aggr_ratio: float) 
 
 
 class MultiModalSDTPS(nn.Module):
-    """SDTPS for RGB, NI and TI: N patches each → ceil(N·sparse) selected → int(N·aggr·sparse) aggregated + 1 extra.
+    """SDTPS for RGB, NI and TI: N patches each → ceil(N·sparse) kept → int(N·aggr·sparse) aggregated + 1 extra.
 
-    `embed_dim` is C, `num_patches` N; `beta` weighs the guidance, `gumbel_tau` is the temperature of the
-    straight-through softmax, `dim_ratio` the hidden width of the aggregation's MLP over C. With `gumbel_select` the noise
-    of `use_gumbel` also perturbs which patches are kept in training.
+    `embed_dim` is C, `num_patches` N; `beta` weights the guidance; `gumbel_tau` is the temperature of the straight-through
+    softmax; `dim_ratio` is the hidden width of the aggregation's MLP over C. With `gumbel_select` the noise of `use_gumbel`
+    also perturbs which patches are kept in training.
 
     Raises `ValueError` for a ratio outside (0, 1], a temperature not above 0, `gumbel_select` without `use_gumbel`, or where
     no aggregated token would remain.
@@ -234,10 +239,10 @@ class MultiModalSDTPS(nn.Module):
     def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,
                 RGB_global: torch.Tensor, NI_global: torch.Tensor, TI_global: torch.Tensor,
                 missing: tuple[bool, ...] = (False, False, False)) -> tuple[torch.Tensor, ...]:
-        """Patch tokens (B, N, C) and globals (B, C) of the three modalities → their slimmed tokens (B, N_c + 1, C) and
-        decision masks (B, N), in the order RGB, NI, TI. The globals of `missing` modalities do not guide the others.
+        """Patch tokens (B, N, C) and global features (B, C) of RGB, NI and TI → their tokens (B, N_c + 1, C), then their
+        decision masks (B, N). The global features of `missing` modalities do not guide the others.
 
-        Raises `ValueError` where the number of patches is not the one given at construction.
+        Raises `ValueError` where the number of patches is not that of the constructor.
         """
         patches = (RGB_cash, NI_cash, TI_cash)
         if any(tokens.shape[1] != self.num_patches for tokens in patches):

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 import torch
 
 from demo_sdtps.modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
+from demo_sdtps.modeling.selectors import SELECTORS
 
 Weights = dict[str, torch.Tensor]
 
 LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
                ArithmeticError, MemoryError, struct.error, pickle.UnpicklingError)
-"""What torch.load raises for files that are damaged or of another kind: unpickling random bytes fails in many ways."""
+"""What torch.load raises for damaged files and other formats: unpickling random bytes fails in many ways."""
 
 CONTAINERS = ("model", "state_dict")
-"""Keys under which training code keeps the weights proper."""
+"""Keys under which training code stores the weights."""
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"
-"""A key that only DeMo's CLIP backbone has; its ImageNet backbone has timm's names."""
+"""A key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names."""
 
 # Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
 CLIP_NAMES = (
@@ -36,25 +37,26 @@ CLIP_NAMES = (
     (".mlp.c_proj.", ".mlp.fc2."),
 )
 CLIP_PROJECTION = ("proj", "head.weight")
-"""CLIP multiplies from the right, a Linear layer from the left: this one is transposed."""
+"""Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
 
 GATE_NAMES = {"linear_re.": "gate.", "q_.": "query.", "k_.": "key."}
 
-PARTS = ("backbone", "pife", "sdtps", "hdm", "atmoe", "heads")
-"""What our names begin with."""
+PARTS = ("backbone", "pife", "hdm", "atmoe", "heads")
+"""First components of our names, beside those of the SELECTORS."""
 
 PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
-HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe"}
+"""DeMo's suffix → our name; a selector's is an underscore and its name."""
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Weights under the names of this version: checkpoints of version 0.1 call the backbone "trunk"."""
+    """Weights under this version's names: version 0.1 called the backbone "trunk"."""
     return {re.sub(r"^trunk\.", "backbone.", name): tensor for name, tensor in weights.items()}
 
 
 def tensors_of(content: object) -> Weights:
-    """The named tensors of what a file held, under a `CONTAINERS` key or not, without the `module.` of DataParallel, under
-    their current names."""
+    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, under `current_names` and without
+    DataParallel's `module.`."""
     if not isinstance(content, Mapping):
         return {}
     content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
@@ -63,15 +65,15 @@ def tensors_of(content: object) -> Weights:
 
 
 def _is_stored(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers are all in the file: by strides of 0 a few bytes can claim to be more than memory holds."""
+    """Whether the file holds every element of a tensor: with strides of 0 a few bytes can claim to exceed all memory."""
     return (tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
             and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes())
 
 
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
-    """A DeMo checkpoint's weights under our names; `module.` prefixes are dropped, unknown names kept as they are.
+    """A DeMo checkpoint's weights under our names, without `module.`; unknown names stay.
 
-    Raises `ValueError` for weights of HDM or ATMoE that are not whole.
+    Raises `ValueError` for incomplete weights of HDM or ATMoE.
     """
     state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
     is_clip = CLIP_MARK in state_dict
@@ -85,8 +87,8 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 
 def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names that are neither ours nor one of DeMo's that `from_demo` knows."""
-    return [name for name in state_dict if name.partition(".")[0] not in PARTS]
+    """Those of our names (after `from_demo`) that belong to no part of the model."""
+    return [name for name in state_dict if name.partition(".")[0] not in {*PARTS, *SELECTORS}]
 
 
 def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
@@ -95,7 +97,7 @@ def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
 
 
 def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """One weight of CLIP's image tower (its names, without prefix) as timm names and shapes it."""
+    """One weight of CLIP's image tower (CLIP's name, without prefix) under timm's name and in timm's shape."""
     if name == CLIP_PROJECTION[0]:
         return CLIP_PROJECTION[1], tensor.T.contiguous()
     for theirs, ours in CLIP_NAMES:
@@ -130,9 +132,9 @@ def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, tor
     stem, _, rest = name.partition(".")
     if stem in PIFE_NAMES:
         return f"pife.reduce.{PIFE_NAMES[stem]}.{rest}", tensor
-    head = re.fullmatch(r"(bottleneck|classifier)(_[a-z]+)?", stem)
-    if head and (head[2] or "") in HEAD_NAMES:
-        return f"heads.{HEAD_NAMES[head[2] or '']}.{head[1]}.{rest}", tensor
+    head = re.fullmatch(r"(bottleneck|classifier)(_\w+)?", stem)
+    if head and (head[2] or "") in _head_names():
+        return f"heads.{_head_names()[head[2] or '']}.{head[1]}.{rest}", tensor
     return name, tensor
 
 
@@ -153,6 +155,10 @@ def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch
         return f"{stem}.{rest}", tensor
     if name.startswith("heads."):
         _, head, part, rest = name.split(".", 3)
-        suffixes = [suffix for suffix, known in HEAD_NAMES.items() if known == head]
+        suffixes = [suffix for suffix, known in _head_names().items() if known == head]
         return (f"{part}{suffixes[0]}.{rest}" if suffixes else name), tensor
     return name, tensor
+
+
+def _head_names() -> dict[str, str]:
+    return HEAD_NAMES | {f"_{name}": name for name in SELECTORS}

@@ -79,7 +79,7 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["MODEL.DEVICE_ID", "0,1"], ["MODEL.DEVICE_ID", "'0,1'", "the number of one GPU"]),
     (["MODEL.DEVICE_ID", "-1"], ["MODEL.DEVICE_ID", "'-1'", "the number of one GPU"]),
     (["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_244"], ["MODEL.TRANSFORMER_TYPE", "nearest", "'vit_base_patch16_224'"]),
-    (["MODEL.TRANSFORMER_TYPE", "ViT-B16"], ["MODEL.TRANSFORMER_TYPE", "'ViT-B16'", "nearest known is 'ViT-B-16'"]),
+    (["MODEL.TRANSFORMER_TYPE", "ViT-B16"], ["MODEL.TRANSFORMER_TYPE", "'ViT-B16'", "nearest is 'ViT-B-16'"]),
     (["MODEL.TRANSFORMER_TYPE", "resnet50"], ["MODEL.TRANSFORMER_TYPE", "'resnet50'", "'ViT-B-16'"]),
     (["TEST.MISS", "x"], ["TEST.MISS", "'x'", "'nothing'", "'nt'"]),
     (["TEST.MISS", "none"], ["TEST.MISS", "'none'", "nearest is 'None'"]),

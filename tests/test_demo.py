@@ -10,6 +10,7 @@ from tiny import CAMERAS, CLASSES, PATCHES, WIDTH, random_images, tiny_cfg, tiny
 from demo_sdtps.benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import to_demo
 
 B, C = 4, WIDTH
@@ -76,8 +77,10 @@ def expected_features(model, images, cameras):
     """Features in the order of the heads: SDTPS (B, 3C), MoE (B, 7C), the original (B, 3C) or one (B, C) per modality."""
     patches, global_feats = by_hand(model, images, cameras)
     features = []
-    if model.sdtps:
-        slimmed = model.sdtps(*patches.values(), *global_feats.values())[:3]
+    if model.selector:
+        sdtps = MultiModalSDTPS(C, PATCHES)
+        sdtps.load_state_dict(model.sdtps.state_dict())
+        slimmed = sdtps(*patches.values(), *global_feats.values())[:3]
         assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
         features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
         patches = dict(zip(MODALITIES, slimmed, strict=True))
@@ -136,9 +139,10 @@ def test_hdm_sees_the_slimmed_tokens():
     """With SDTPS its feature is not that of all patches; without, there is nothing else to see."""
     model = randomised(tiny_model(*BOTH)).eval()
     images, cameras = random_images(10)
-    patches, global_feats = model.encode(images, cameras)
-    slimmed, _ = model.select_tokens(patches, global_feats)
-    plain, found = plain_fusion(model), model.features(patches, global_feats)["moe"]
+    context = model.encode(images, cameras)
+    patches, global_feats = context.tokens, context.global_feats
+    slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
+    plain, found = plain_fusion(model), model.features(context)["moe"]
     assert relative_error(found, plain(slimmed, global_feats)) < 1e-5
     assert relative_error(found, plain(patches, global_feats)) > 0.01
     unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}
@@ -154,7 +158,7 @@ def test_features_after_the_neck(direct):
     model.train()(images, cameras)
     before = model.eval().patterns(images, cameras)
     (found,) = model.extract_features(images, cameras, [frozenset()], neck="after")
-    features = model.features(*model.encode(images, cameras))
+    features = model.features(model.encode(images, cameras))
     for name, feature in features.items():
         norm = model.heads[name].bottleneck
         assert norm.num_batches_tracked == 1 and norm.bias.eq(0).all()
@@ -172,7 +176,8 @@ def test_features_after_the_neck(direct):
 def test_encode_equals_one_modality_at_a_time(pife):
     model = randomised(tiny_model("MODEL.GLOBAL_LOCAL", pife)).eval()
     images, cameras = random_images(3, batch=3)
-    patches, global_feats = model.encode(images, cameras)
+    context = model.encode(images, cameras)
+    patches, global_feats = context.tokens, context.global_feats
     expected_patches, expected_globals = by_hand(model, images, cameras)
     assert list(patches) == list(global_feats) == list(MODALITIES)
     for modality in MODALITIES:

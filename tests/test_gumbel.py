@@ -13,7 +13,7 @@ from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
-from demo_sdtps.studies import train_1e10 as exploding
+from demo_sdtps.modeling.selectors import sdtps_1e10 as exploding
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

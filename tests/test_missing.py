@@ -1,5 +1,6 @@
 """Missing modalities: one case by TEST.MISS, and all six at once from one pass of the backbone (spec 6)."""
 import runpy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_all_cases_equal_each_alone(opts, is_guided):
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
             assert relative_error(alone[pattern], feature) < 1e-5, (missing, pattern)
-            error, is_chosen = relative_error(feature, expected[pattern]), bool(model.sdtps and missing and pattern > 1)
+            error, is_chosen = relative_error(feature, expected[pattern]), bool(model.selector and missing and pattern > 1)
             assert error > 1e-3 if is_chosen and not is_guided else error < 1e-5, (missing, pattern)
     for place, patterns in enumerate(together):
         for other in together[:place]:
@@ -76,12 +77,14 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
 def test_whom_a_missing_modality_guides(missing, is_guided):
     """Itself in any case, the others by MODEL.SDTPS_GUIDE_MISSING; the tokens come with the choice."""
     model = tiny_model(GUIDE, is_guided).eval()
-    (patches, global_feats), = model.encode_cases(*random_images(5), [missing])
-    others = {modality: torch.randn_like(own) if modality in missing else own for modality, own in global_feats.items()}
-    selections = [model.select_tokens(patches, given, missing) for given in (global_feats, others)]
-    for before, after in zip(*selections, strict=True):
+    context, = model.encode_cases(*random_images(5), [missing])
+    others = {modality: torch.randn_like(own) if modality in missing else own
+              for modality, own in context.global_feats.items()}
+    before, after = (model.select_tokens(given) for given in (context, replace(context, global_feats=others)))
+    for part in ("tokens", "mask", "index"):
         for modality in MODALITIES:
-            assert torch.equal(before[modality], after[modality]) != (is_guided or modality in missing), modality
+            same = torch.equal(getattr(before[modality], part), getattr(after[modality], part))
+            assert same != (is_guided or modality in missing), (part, modality)
 
 
 @GUIDED
@@ -90,11 +93,11 @@ def test_whom_a_missing_modality_guides(missing, is_guided):
 def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     model = tiny_model(GUIDE, is_guided).eval()
     images, cameras = random_images(6, batch=1)
-    patches, global_feats = model.encode(zeroed(images, MISSING[miss]), cameras)
+    context = model.encode(zeroed(images, MISSING[miss]), cameras)
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in MISSING[miss]]
+    tokens = [[part[modality].double() for modality in MODALITIES] for part in (context.tokens, context.global_feats)]
     slimmed, _ = reference.sdtps({name: weight.double() for name, weight in model.sdtps.state_dict().items()},
-                                 *([part[modality].double() for modality in MODALITIES] for part in (patches, global_feats)),
-                                 0.5, 0.4, 0.25, missing=unguided)
+                                 *tokens, 0.5, 0.4, 0.25, missing=unguided)
     found, = model.extract_features(images, cameras, [frozenset(MISSING[miss])])
     assert relative_error(found[2], torch.cat([part.mean(dim=1) for part in slimmed], 1)) < 1e-5
 

@@ -64,11 +64,12 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
     assert code == 0
     model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
     with torch.no_grad():
-        tokens = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
+        context = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
+        patches = context.tokens
         if sdtps:
-            tokens = model.select_tokens(*tokens)[0], tokens[1]
-    assert tokens[0]["TI"].shape == (1, 7 if sdtps else 32, TRUNK_WIDTH)
-    count = products(Fusion(TRUNK_WIDTH).eval().decouple, *tokens)
+            patches = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
+    assert patches["TI"].shape == (1, 7 if sdtps else 32, TRUNK_WIDTH)
+    count = products(Fusion(TRUNK_WIDTH).eval().decouple, patches, context.global_feats)
     assert profile_flops.plain_hdm_macs(TRUNK_WIDTH, profile_flops.tokens_of_hdm(model)) == count
     assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
 

@@ -8,7 +8,7 @@ from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.engine.evaluation.extraction import CASES
-from demo_sdtps.engine.evaluation.selection import average_precision, random_order, selected_by
+from demo_sdtps.engine.evaluation.selection import average_precision, detectors, random_order
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])
@@ -39,24 +39,12 @@ def test_the_ap_of_a_random_order_is_the_mean_over_all_orders(relevant):
 def test_the_score_is_the_one_that_chose(case, guide_missing):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
     missing = CASES[case]
-    seen, = model.encode_cases(*random_images(1), [missing])
-    masks, scores = selected_by(model, seen, missing)
-    for modality, expected in model.select_tokens(*seen, missing)[1].items():
-        assert torch.equal(masks[modality], expected)
+    context, = model.encode_cases(*random_images(1), [missing])
+    selections = model.select_tokens(context)
+    scores = detectors(model, context, selections)
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present
-    for modality, detectors in scores.items():
-        assert list(detectors) == ["score", "MLP", *present]
-        for score, mask in zip(detectors["score"], masks[modality].bool(), strict=True):
+    for modality, found in scores.items():
+        assert list(found) == ["score", "MLP", *present]
+        for score, mask in zip(found["score"], selections[modality].mask.bool(), strict=True):
             assert score[mask].min() > score[~mask].max()
-
-
-@torch.no_grad()
-def test_the_model_is_left_as_it_was():
-    """Nothing watches it any more, whether or not the scores were fine."""
-    model = tiny_model().eval()
-    seen, = model.encode_cases(*random_images(1), [frozenset()])
-    selected_by(model, seen, frozenset())
-    with pytest.raises(KeyError):
-        selected_by(model, ({}, {}), frozenset())
-    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -97,8 +97,9 @@ def slow_measures(cfg, model, samples):
     found = {}
     for case in CASES:
         missing = missing_modalities(case)
-        patches, global_feats = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
-        found[case] = {modality: slow_row(cfg, model, patches[modality], global_feats, modality, missing, relevant)
+        context = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
+        found[case] = {modality: slow_row(cfg, model, context.tokens[modality], context.global_feats, modality, missing,
+                                           relevant)
                        for modality in MODALITIES if modality not in missing}
     return found
 
@@ -157,7 +158,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
 def test_how_alike_the_globals_of_two_images_are(words, command):
     """By the pairs themselves."""
     cfg, model, samples = model_and_samples(words)
-    global_feats = model.encode(*images_of(cfg, *samples))[1]
+    global_feats = model.encode(*images_of(cfg, *samples)).global_feats
     found = measured(command, words, "TEST.IMS_PER_BATCH", "3")["mean_global_cosine"]
     for modality in MODALITIES:
         pairs = [float(torch.cosine_similarity(one, other, dim=0)) for one, other in combinations(global_feats[modality], 2)]
@@ -194,8 +195,8 @@ def test_a_perfect_and_a_worst_detector(words, command, is_best):
     """Masks of exactly what is kept of RGB, and of exactly what is not."""
     cfg, model, samples = model_and_samples(words)
     for sample in samples:
-        seen = model.encode(*images_of(cfg, sample))
-        mask = model.select_tokens(*seen)[1]["RGB"].view(model.backbone.grid_size).numpy()
+        context = model.encode(*images_of(cfg, sample))
+        mask = model.select_tokens(context)["RGB"].mask.view(context.grid).numpy()
         pixels = (mask == is_best).repeat(PATCH, axis=0).repeat(PATCH, axis=1)
         Image.fromarray(np.uint8(pixels) * 255).save(mask_of(sample))
     row = measured(command, words)["cases"]["nothing"]["RGB"]

@@ -256,7 +256,7 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
     assert folder({"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}).folder == plain.folder
-    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({"script": "studies/train_1e10.py"}),
+    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({"script": "tools/study.py"}),
               folder({}, "DATASETS.ROOT_DIR", "/elsewhere"), folder({"config": str(BASELINE)})]
     assert len({plain.folder, *(other.folder for other in others)}) == 5
     assert plain.run_folder(1) != plain.run_folder(2)

@@ -1,4 +1,4 @@
-"""Draw which tokens SDTPS keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
+"""Draw which patches the selector keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys
     from pathlib import Path
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.datasets import Sample
@@ -24,6 +24,7 @@ from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import options
+from demo_sdtps.engine.evaluation.selection import check_selector
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
@@ -31,33 +32,34 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75
-"""What a patch that is not kept is covered with: a colour that shows on a black night image too."""
+"""Cover of a dropped patch: a colour that is visible on a black night image too."""
 
 
 def main() -> None:
-    parser = config_parser("Draw triplets beside the patches that SDTPS keeps of them; the others are covered.",
+    parser = config_parser("Draw triplets, and beside them the patches that the selector keeps; the others are covered.",
                            checkpoint=weight_flag())
     parser.add_argument("--output", type=Path, default=Path("tokens.png"), metavar="X.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
+    check_selector(cfg)
     check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg, ("query",))
     print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
-    """A row per triplet: each modality's image and, beside it, the same with the other patches covered."""
-    if not model.sdtps:
-        raise UserError("MODEL.USE_SDTPS is False, so no tokens are selected; use a configuration with SDTPS.")
-    chosen = [samples[place] for place in spread(len(samples), count)]
+    """A row per triplet: each modality's image and, beside it, the same with the dropped patches covered."""
+    chosen = [samples[index] for index in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
+    counts = {int(kept) for mask in masks.values() for kept in mask.sum(dim=(1, 2))}
+    kept = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     columns, (width, height) = 2 * len(MODALITIES), room(cfg, 2.1)
     inches = (0.2 + width) * columns, (0.2 + height) * len(chosen)
     figure, axes = plt.subplots(len(chosen), columns, figsize=inches, squeeze=False)
     for row, sample in enumerate(chosen):
         for index, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
-            mask = masks[modality][row].numpy()[..., None]
+            mask = F.interpolate(masks[modality][row, None, None], tuple(cfg.INPUT.SIZE_TEST))[0, 0].numpy()[..., None]
             left, right = axes[row, 2 * index:2 * index + 2]
             left.imshow(image)
             right.imshow(image + (OPACITY * (1 - mask) * (np.array(DROPPED) - image)).astype(int))
@@ -66,23 +68,22 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
                 if row == 0:
                     axis.set_title(title, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
-    figure.suptitle(f"patches kept by SDTPS: {model.sdtps.keep} of {model.sdtps.num_patches} per modality{options(cfg)}",
-                    y=0.998)
+    figure.suptitle(f"patches kept by {type(model.selector).__name__}: {kept} of {model.backbone.num_patches} per modality"
+                    f"{options(cfg)}", y=0.998)
     figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
     return save(figure, path)
 
 
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """Decision masks of the samples as images: (samples, H, W), 1 where the patch is kept, by modality."""
+    """Decision masks of the samples by modality, (samples, rows, columns): 1 = kept."""
     dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        (seen,) = model.encode_cases(images, cameras.to(device), [missing])
-        masks = model.select_tokens(*seen, missing)[1]
-    grid, size = model.backbone.grid_size, tuple(cfg.INPUT.SIZE_TEST)
-    return {modality: F.interpolate(mask.float().view(-1, 1, *grid), size)[:, 0].cpu() for modality, mask in masks.items()}
+        (context,) = model.encode_cases(images, cameras.to(device), [missing])
+        selections = model.select_tokens(context)
+    return {modality: (selection.mask > 0).float().view(-1, *context.grid).cpu() for modality, selection in selections.items()}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Parameters and multiply-accumulates of a configuration's model; needs no data and no weights.
+"""Parameters and multiply-accumulates of a configuration's model, without data and weights.
 
     python tools/profile_flops.py --config_file configs/RGBNT201/DeMo.yml
 
-HDM runs by a shortcut; what its plain formulation would cost, in which published figures count, is printed beside it.
+The cost of HDM's plain formulation, in which published figures count, is printed beside that of the shortcut in use.
 """
 if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys
@@ -14,6 +14,7 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 
     sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
 
+import logging
 import warnings
 from collections import Counter
 
@@ -26,14 +27,16 @@ from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.engine.runtime import inference
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.selectors.base import Context
 
-# One operation per number of the result, for silu, which stands for quick GELU, three; and what only moves or compares numbers.
+# One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "silu", "softmax",
                "sub", "sum")
-FREE = ("aminmax", "argsort", "expand_as", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "unflatten",
-        "view_as")
-PARTS = {"backbone": "backbone", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE",
-         "heads": "heads (training only)"}
+FREE = ("aminmax", "argsort", "expand_as", "gt", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "sort", "topk",
+        "unflatten", "view_as")
+PARTS = {"pife": "PIFE", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -49,8 +52,9 @@ def main() -> None:
     print(f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {arguments.num_class} classes, "
           f"{arguments.camera_num} cameras")
     print(f"{'part':24}{'parameters':>14}{'GMACs':>10}")
+    names = PARTS | {model.selector_name: type(model.selector).__name__}
     for part in parameters:
-        print(f"{PARTS.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
+        print(f"{names.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
     total = sum(parameters.values())
     print(f"{'total':24}{total:14,}{macs['']  / 1e9:10.4f}")
     if model.hdm:
@@ -65,43 +69,49 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
             for name, module in model.named_children()}
 
 
-def count_macs(cfg: CfgNode, model: nn.Module) -> Counter:
+def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     """Multiply-accumulates of one triplet in evaluation by module name, "" for all.
 
-    Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per number of
-    its result. Raises `RuntimeError` for an operator that nobody decided about.
+    Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per element of the
+    result. Operators without a rule count as 0, with a warning in the log.
     """
-    with warnings.catch_warnings():  # it still uses torch.jit.script, which newer torch calls deprecated
+    with warnings.catch_warnings():  # fvcore uses torch.jit.script, which newer torch calls deprecated
         warnings.simplefilter("ignore", FutureWarning)
         from fvcore.nn import FlopCountAnalysis
         from fvcore.nn.jit_handles import elementwise_flop_counter
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
-    # As for inference, where quick GELU's factors do not multiply the weights once a batch.
+    # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:
-            model.backbone.fused_attention = False  # the plain form shows its softmax
+            model.backbone.fused_attention = False  # the plain form contains its softmax
         analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
         analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
         analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
                                   for name in PER_ELEMENT for in_place in ("", "_")})
         analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
-        analysis.uncalled_modules_warnings(False)  # the heads, which evaluation does not call
+        analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)  # evaluation does not call the heads
         macs = analysis.by_module()
         if left := analysis.unsupported_ops():
-            raise RuntimeError(f"operators without a rule: {', '.join(sorted(left))}")
+            logger.warning("Not counted, because tools/profile_flops.py has no rule for them: %s", ", ".join(sorted(left)))
     return macs
 
 
 def tokens_of_hdm(model: DeMo) -> int:
-    """The tokens of one modality that HDM attends to: the global, and the patches or what SDTPS leaves of them."""
-    local = model.sdtps.rgb_aggr.weight[-1].out_features + 1 if model.sdtps else model.backbone.num_patches
-    return 1 + local
+    """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
+    backbone = model.backbone
+    if not model.selector:
+        return 1 + backbone.num_patches
+    patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
+                         for shape in ((backbone.num_patches, backbone.width), (backbone.width,)))
+    with torch.no_grad():
+        selections = model.select_tokens(Context(patches, features, backbone.grid_size, features))
+    return 1 + selections[MODALITIES[0]].tokens.shape[1]
 
 
 def plain_hdm_macs(width: int, tokens: int) -> int:
     """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
     seen = tokens * sum(map(len, SUBSETS.values()))
-    # Key and value of every token seen; query and output of every subset; scores and weighted sums.
+    # Key and value of every token seen; query and output of every subset; logits and weighted sums.
     return 2 * seen * width ** 2 + 2 * len(SUBSETS) * width ** 2 + 2 * seen * width
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / PICTURE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
-    if model.sdtps:
+    if model.selector:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
 
     # The record of the untrained model compares only where it was evaluated in the same way.

@@ -1,4 +1,4 @@
-"""Where do the patches lie that SDTPS keeps: on the person or beside? On data whose foreground is known.
+"""Share of the kept patches that lie on the person, on data whose foreground is known.
 
     python tools/selection_quality.py --weight W --output selection.png --json selection.json
 """
@@ -32,27 +32,30 @@ from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
-from demo_sdtps.engine.evaluation.selection import DETECTORS, Quality, measure_selection
+from demo_sdtps.engine.evaluation.selection import Quality, check_selector, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling.backbone import Backbone
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.make_synthetic import MASKS
 
-COLUMNS = {"base_rate": "base rate", "kept": "kept"} | {name: f"AP {name}" for name in DETECTORS}
-COLOURS = dict(zip(DETECTORS, ("#333333", "#e08a1e", "#d1495b", "#3b6fd4", "#2a9d8f"), strict=True))
+COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd4", "TI": "#2a9d8f"}
+"""Of detectors; others get matplotlib's."""
 
 
 def main() -> None:
     parser = config_parser(
-        "Measure where the patches lie that SDTPS keeps, for complete triplets and every case of missing modalities, on "
-        "synthetic pedestrians, whose masks tell the foreground: the share on the person of all patches (base rate) and of the "
-        "kept ones, and the average precision (AP) as detectors of the person of the score and of its parts alone, which are "
-        "the MLP and the similarities to the globals of RGB, NI and TI.", checkpoint=weight_flag())
+        "Measure where the selector's kept patches lie, for complete triplets and every case of missing modalities, on "
+        "synthetic pedestrians with foreground masks: the share on the person of all patches (base rate) and of the kept ones, "
+        "and the average precision (AP), as detectors of the person, of the score and of its parts, for SDTPS the MLP and "
+        "the similarities to the global features of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     parser.add_argument("--output", type=Path, metavar="X.png", help="draw what is measured into this file")
     parser.add_argument("--json", type=Path, metavar="X.json", help="write what is measured, in [0, 1], to this file")
     arguments, cfg = parse(parser)
-    check(cfg)
+    check_selector(cfg)
+    if cfg.TEST.MISS not in ("nothing", "None"):
+        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
+                        "missing modalities; set it to 'nothing'.")
     for path, suffix in ((arguments.output, ".png"), (arguments.json, ".json")):
         if path:
             check_output_file(path, suffix)
@@ -71,19 +74,10 @@ def main() -> None:
         print(draw(quality, title, arguments.output))
 
 
-def check(cfg: CfgNode) -> None:
-    """Raise `UserError` for a configuration that selects no patches, or that asks for one case where all are measured."""
-    if not cfg.MODEL.USE_SDTPS:
-        raise UserError("MODEL.USE_SDTPS is False, so no patches are selected; use a configuration with SDTPS.")
-    if cfg.TEST.MISS not in ("nothing", "None"):
-        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
-                        "missing modalities; set it to 'nothing'.")
-
-
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
-    """Whether each patch of the triplets is on the person, at least half of its pixels: (images, N) bool.
+    """Whether at least half of a patch's pixels are on the person: (images, N) bool.
 
-    Raises `UserError` where the masks are not known or cannot be read, or none has such a patch.
+    Raises `UserError` where there are no masks, one cannot be read, or none has such a patch.
     """
     paths = [mask_path(sample) for sample in samples]
     absent = [path for path in paths if not path.exists()]
@@ -105,7 +99,7 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
 
 
 def mask_path(sample: Sample) -> Path:
-    """The mask beside a triplet's three images. Raises `UserError` where there are no three."""
+    """The mask beside a triplet's three images. Raises `UserError` where one image holds all three."""
     if len(sample.paths) != len(MODALITIES):
         raise UserError(f"The image {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
                         "beside three images, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
@@ -115,14 +109,14 @@ def mask_path(sample: Sample) -> Path:
 
 
 def patches_on_person(mask: torch.Tensor, size: list[int], patch: tuple[int, int], stride: tuple[int, int]) -> torch.Tensor:
-    """mask (h, w) bool, resized to `size`: the patches, row by row, of which it covers at least half the pixels, (N,) bool."""
-    # By the nearest pixel it stays a mask, so that half is exactly half.
+    """mask (h, w) bool, resized to `size` → whether it covers at least half of each patch, row by row, (N,) bool."""
+    # By the nearest pixel, so that it stays a mask.
     resized = resize(mask[None].byte(), size, InterpolationMode.NEAREST_EXACT)
     return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
-    """One line on what is measured."""
+    """One line: data, weights and options."""
     left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
     guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", not guided by what is missing"
     return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
@@ -130,12 +124,13 @@ def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
 
 
 def as_table(quality: Quality) -> str:
-    """One row per case and modality that is present, in percent."""
-    lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in COLUMNS.values())]
+    """One row per case and present modality, in percent."""
+    columns = {"base_rate": "base rate", "kept": "kept"} | {name: f"AP {name}" for name in quality.detectors}
+    lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
     for case, rows in quality.cases.items():
-        for place, (modality, row) in enumerate(rows.items()):
-            cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in COLUMNS)
-            lines.append((case_name(case) if place == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
+        for index, (modality, row) in enumerate(rows.items()):
+            cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)
+            lines.append((case_name(case) if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
                          + "".join(cell.rjust(11) for cell in cells))
     cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
     lines.append(f"mean cosine of the globals of two different images: {cosines}")
@@ -144,29 +139,30 @@ def as_table(quality: Quality) -> str:
 
 def draw(quality: Quality, title: str, path: Path) -> Path:
     """A column per modality: in every case the kept patches' share against the base rate, and AP against a random order's."""
+    names = quality.detectors
     figure, axes = plt.subplots(2, len(MODALITIES), figsize=(15, 8), sharex="col", sharey="row")
     for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
         rows = {case: found[modality] for case, found in quality.cases.items() if modality in found}
-        places, base_rate, chance = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"], 100 * quality.random_order
+        positions, base_rate, chance = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"], 100 * quality.random_order
         upper.set_title(f"patches of {modality}")
-        bars = upper.bar(places, [100 * row["kept"] for row in rows.values()], 0.5, color="#8f99a8")
+        bars = upper.bar(positions, [100 * row["kept"] for row in rows.values()], 0.5, color="#8f99a8")
         # White behind the number, where the dashed line may run.
         upper.bar_label(bars, fmt="%.1f", padding=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
         upper.margins(y=0.12)
 
-        width = 0.8 / len(DETECTORS)
-        for place, name in enumerate(DETECTORS):
+        width = 0.8 / len(names)
+        for index, name in enumerate(names):
             # Up or down from chance: a detector below it prefers the background.
             heights = [100 * row[name] - chance if name in row else np.nan for row in rows.values()]
-            lower.bar(places + (place - (len(DETECTORS) - 1) / 2) * width, heights, width, bottom=chance, color=COLOURS[name],
-                      label=f"guidance of {name}" if name in MODALITIES else name)
+            lower.bar(positions + (index - (len(names) - 1) / 2) * width, heights, width, bottom=chance,
+                      color=COLOURS.get(name, f"C{index}"), label=f"guidance of {name}" if name in MODALITIES else name)
         for axis, level in ((upper, base_rate), (lower, chance)):
             axis.axhline(level, color="#555555", linestyle="--", linewidth=1)
-        lower.set_xticks(places, [case_name(case).split(": ")[-1] for case in rows])
+        lower.set_xticks(positions, [case_name(case).split(": ")[-1] for case in rows])
         lower.set_xlabel("missing")
     axes[0, 0].set_ylabel("kept patches that are on the person, %")
     axes[1, 0].set_ylabel("AP as a detector of the person, %")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="lower center", ncols=len(DETECTORS), frameon=False)
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="lower center", ncols=len(names), frameon=False)
     figure.suptitle(f"{title}\ndashed: base rate {base_rate:.1f} (upper row), AP of a random order (lower row)", fontsize=10)
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     return save(figure, path)

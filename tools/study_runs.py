@@ -16,6 +16,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.output import LAST, METRICS
 from demo_sdtps.engine.run.record import FINISHED, RECORD
+from demo_sdtps.modeling.selectors import selector_name
 from demo_sdtps.tools.study_file import ROOT, TRAINING, Variant
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def steps(variant: Variant, seed: int, study: dict) -> list[tuple[list[str], Pat
         missing, selection = measured(variant, seed)
         if study["missing"]:
             wanted.append(([_script(ROOT / "test_net.py"), *measure, "TEST.MISS", "all", "--json", str(missing)], missing))
-        if study["selection"] and variant.cfg.MODEL.USE_SDTPS:
+        if study["selection"] and selector_name(variant.cfg):
             wanted.append(([_script(ROOT / "tools" / "selection_quality.py"), *measure, "--json", str(selection)], selection))
     return wanted
 

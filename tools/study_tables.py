@@ -127,7 +127,7 @@ def _selection_table(result: dict) -> str:
             def column(name, missing=0, modality=modality, measured=measured):
                 return _spread(100 * float(np.mean([case[modality][name] for case in found["cases"].values()
                                                     if modality in case and len(case) == len(MODALITIES) - missing]))
-                               for found in measured)
+                               for found in measured if name in found["cases"][COMPLETE][modality])
 
             rows.append([variant["name"], modality, column("kept"), column("kept", 1), column("kept", 2),
                          *(column(name) for name in ("score", "MLP", *MODALITIES)),

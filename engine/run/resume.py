@@ -10,7 +10,9 @@ import torch
 import yaml
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import UserError, get_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
 from demo_sdtps.engine.run.state import STATE
@@ -55,7 +57,7 @@ class Resumed:
         return f"epoch {epoch}" + (f" and {step} steps of epoch {epoch + 1}" if step else "")
 
 
-def find_run(cfg: CfgNode, overwrite: bool) -> Resumed | None:
+def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
     """The run in OUTPUT_DIR to go on with, None to start one there. Raises `UserError` where RESUME cannot be followed, or a
     run that is there would be lost."""
     output = Path(cfg.OUTPUT_DIR)
@@ -69,13 +71,13 @@ def find_run(cfg: CfgNode, overwrite: bool) -> Resumed | None:
             raise UserError(f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
                             "OUTPUT_DIR, or set RESUME to auto or no to start one.")
         # The same run, killed before its first checkpoint: it gives the same again. Anything else is not to be lost.
-        is_the_same = _is_the_same(cfg, output / CONFIG)
+        is_the_same = _is_the_same(cfg, output / CONFIG, schema)
         check_output(output, overwrite=is_the_same)
         if is_the_same:
             logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
         return None
     found = read_last(output)
-    told = check_config(cfg, found)
+    told = check_config(cfg, found, schema)
     return Resumed(found.state, found.path, (*found.warnings, *told))
 
 
@@ -94,10 +96,13 @@ def read_last(output: Path) -> Resumed:
                     "--overwrite and without RESUME.")
 
 
-def check_config(cfg: CfgNode, found: Resumed) -> list[str]:
-    """What has to be said of a configuration that goes on with a run. Raises `UserError` where it is another run's."""
+def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> list[str]:
+    """Warnings about a configuration that continues a run. Raises `UserError` where it is another run's.
+
+    A key that the run does not have, because it is newer, counts as its default.
+    """
     advice = "choose another OUTPUT_DIR, or start the run again with --overwrite and without RESUME"
-    before = _flat(parse_yaml(found.state["config"], f"The configuration in {found.path}", advice, advice))
+    before = _defaults(schema) | _flat(parse_yaml(found.state["config"], f"The configuration in {found.path}", advice, advice))
     now = _flat(yaml.safe_load(cfg.dump()))
     different = [key for key in sorted({**before, **now}) if key not in RESUMABLE_KEYS and before.get(key) != now.get(key)]
     others = [key for key in different if key != LENGTH]
@@ -131,14 +136,18 @@ def _read(path: Path) -> Mapping:
     return state
 
 
-def _is_the_same(cfg: CfgNode, path: Path) -> bool:
-    """Whether the configuration written by a run is `cfg`, but for harmless keys."""
+def _is_the_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
+    """Whether the configuration written by a run is `cfg`, but for RESUMABLE_KEYS and keys at their default."""
     try:
-        before = _flat(read_yaml(path, "configuration", "choose another OUTPUT_DIR"))
+        before = _defaults(schema) | _flat(read_yaml(path, "configuration", "choose another OUTPUT_DIR"))
     except UserError:  # it is no run's
         return False
     now = _flat(yaml.safe_load(cfg.dump()))
     return all(before.get(key) == now.get(key) for key in {**before, **now} if key not in RESUMABLE_KEYS)
+
+
+def _defaults(schema: Schema) -> dict[str, object]:
+    return _flat(yaml.safe_load(get_cfg(schema).dump()))
 
 
 def _flat(content: Mapping) -> dict[str, object]:

@@ -56,7 +56,7 @@ def place_of_the_features_in_the_neck(cfg):
     data = test_data_of(cfg)
     found = extract_features(cfg, model.eval(), data.loader)[0][1]
     images, _, cameras = next(batches(data.loader))
-    before = model.features(*model.encode(images, cameras))["original"]
+    before = model.features(model.encode(images, cameras))["original"]
     after = (before - neck.running_mean) / (neck.running_var + neck.eps).sqrt() * neck.weight + neck.bias
     (name,) = (name for name, feature in (("before", before), ("after", after))
                if torch.allclose(found[:len(feature)], feature, atol=1e-5))

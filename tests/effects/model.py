@@ -1,4 +1,6 @@
 """MODEL: what the network is made of and what it computes."""
+from dataclasses import replace
+
 import torch
 from pytest import approx
 
@@ -13,13 +15,13 @@ HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
 
 @effect("MODEL.TRANSFORMER_TYPE", {"test_vit": WIDTH, "vit_tiny_patch16_224": 192})
 def width_of_the_tokens(cfg):
-    return model_of(cfg).eval().encode(*images_of(cfg))[0]["NI"].shape[2]
+    return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[2]
 
 
 @effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
 @effect("MODEL.STRIDE_SIZE", {"[4, 4]": 32, "[2, 4]": 15 * 4, "[4, 2]": 8 * 7})
 def patches_of_an_image(cfg):
-    return model_of(cfg).eval().encode(*images_of(cfg))[0]["NI"].shape[1]
+    return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[1]
 
 
 @effect("MODEL.PRETRAIN_PATH_T", {"": False, "{root}/backbone.pth": True}, "MODEL.PATCH_SIZE", "0", "INPUT.SIZE_TRAIN",
@@ -37,7 +39,7 @@ def stochastic_depth_of_the_last_block(cfg):
 
 def is_random(model, cfg):
     with torch.no_grad():
-        first, second = (model.encode(*images_of(cfg))[0]["TI"] for _ in range(2))
+        first, second = (model.encode(*images_of(cfg)).tokens["TI"] for _ in range(2))
     return not torch.equal(first, second)
 
 
@@ -87,12 +89,14 @@ def a_step_moves_the_backbones_weights_and_the_rest(cfg):
 def the_globals_are_the_class_tokens(cfg):
     model = model_of(cfg).eval()
     images, cameras = images_of(cfg)
-    global_feats = model.encode(images, cameras)[1]
+    global_feats = model.encode(images, cameras).global_feats
     return all(torch.allclose(global_feats[modality], model.backbone(image, cameras)[1], atol=1e-5)
                for modality, image in images.items())
 
 
 @effect("MODEL.DIRECT", {"1": [3 * WIDTH, 3 * WIDTH], "0": [3 * WIDTH, WIDTH, WIDTH, WIDTH]})
+@effect("MODEL.SELECTOR", {"": [3 * WIDTH], "sdtps": [3 * WIDTH, 3 * WIDTH], "sdtps_projected": [3 * WIDTH, 3 * WIDTH]},
+        "MODEL.USE_SDTPS", "False")
 @effect("MODEL.USE_SDTPS", {"True": [3 * WIDTH, 3 * WIDTH], "False": [3 * WIDTH]})
 @effect("MODEL.HDM", {"False": [3 * WIDTH, 3 * WIDTH], "True": [3 * WIDTH, 7 * WIDTH, 3 * WIDTH]})
 def widths_of_the_training_features(cfg):
@@ -103,9 +107,9 @@ def widths_of_the_training_features(cfg):
 @torch.no_grad()
 def the_enhanced_feature_is_hdms(cfg):
     model = model_of(cfg).eval()
-    patches, global_feats = model.encode(*images_of(cfg))
-    slimmed = model.select_tokens(patches, global_feats)[0]
-    return torch.equal(model.features(patches, global_feats)["moe"], model.hdm(slimmed, global_feats).flatten(1))
+    context = model.encode(*images_of(cfg))
+    slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
+    return torch.equal(model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1))
 
 
 @effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
@@ -118,8 +122,9 @@ def heads_of_the_gates(cfg):
 
 def slimmed(model, cfg):
     """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
-    patches, global_feats = model.encode(*images_of(cfg))
-    return [torch.stack(list(part.values())) for part in model.select_tokens(patches, global_feats)]
+    context = model.encode(*images_of(cfg))
+    selections = model.select_tokens(context).values()
+    return [torch.stack([getattr(selection, part) for selection in selections]) for part in ("tokens", "mask")]
 
 
 @effect("MODEL.SDTPS_SPARSE_RATIO", {"0.5": {16.0}, "0.25": {8.0}})
@@ -138,13 +143,13 @@ def slimmed_tokens(cfg):
 @torch.no_grad()
 def mlp_and_globals_matter_for_the_choice(cfg):
     model = model_of(cfg).eval()
-    patches, global_feats = model.encode(*images_of(cfg))
-    chosen = model.select_tokens(patches, global_feats)[1]["TI"]
-    others = {modality: torch.randn_like(feature) for modality, feature in global_feats.items()}
-    by_others = model.select_tokens(patches, others)[1]["TI"]
+    context = model.encode(*images_of(cfg))
+    chosen = model.select_tokens(context)["TI"].mask
+    others = {modality: torch.randn_like(feature) for modality, feature in context.global_feats.items()}
+    by_others = model.select_tokens(replace(context, global_feats=others))["TI"].mask
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
-    return not torch.equal(model.select_tokens(patches, global_feats)[1]["TI"], chosen), not torch.equal(by_others, chosen)
+    return not torch.equal(model.select_tokens(context)["TI"].mask, chosen), not torch.equal(by_others, chosen)
 
 
 @effect("MODEL.SDTPS_USE_GUMBEL", {"False": False, "True": True})
@@ -165,11 +170,11 @@ def the_masks_gradient_is_felt(cfg):
 @torch.no_grad()
 def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
     model = model_of(cfg).eval()
-    patches, global_feats = model.encode(*images_of(cfg))
+    context = model.encode(*images_of(cfg))
     found = []
     for is_training in (True, False):
         model.sdtps.train(is_training)
-        first, second = (model.select_tokens(patches, global_feats)[1]["TI"] for _ in range(2))
+        first, second = (model.select_tokens(context)["TI"].mask for _ in range(2))
         found.append(torch.equal(first, second))
     return found
 
@@ -178,7 +183,8 @@ def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
 @torch.no_grad()
 def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
-    patches, global_feats = model.encode(*images_of(cfg))
-    others = {**global_feats, "NI": torch.randn_like(global_feats["NI"])}
-    before, after = (model.select_tokens(patches, given, frozenset({"NI"}))[1] for given in (global_feats, others))
-    return {modality for modality in MODALITIES if not torch.equal(before[modality], after[modality])}
+    context = model.encode(*images_of(cfg))
+    others = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
+    before, after = (model.select_tokens(replace(context, missing=frozenset({"NI"}), global_feats=given))
+                     for given in (context.global_feats, others))
+    return {modality for modality in MODALITIES if not torch.equal(before[modality].mask, after[modality].mask)}

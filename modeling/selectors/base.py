@@ -1,0 +1,97 @@
+"""The contract of a token selector: its input (`Context`), its output (`Selection`), and its two parts (`Selector`)."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.modeling.sdtps import kept_tokens, select, take
+
+ByModality = dict[str, torch.Tensor]
+"""Tensors by modality, in the order of MODALITIES."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Encoded triplets: B triplets, N patches per image, C channels. A selector's input.
+
+    The model fills the fields from `tokens` to `missing`; a selector that needs another says so in its docstring. Inside the
+    backbone there are no global features yet.
+    """
+
+    tokens: ByModality
+    """Patch tokens (B, N, C), row by row of the grid."""
+    class_tokens: ByModality
+    """(B, C)."""
+    grid: tuple[int, int]
+    """(rows, columns) of patches."""
+    global_feats: ByModality = field(default_factory=dict)
+    """(B, C); empty where there are none."""
+    missing: frozenset[str] = frozenset()
+    """Modalities whose images are zeros."""
+    attention: ByModality = field(default_factory=dict)
+    """Attention weights of the class token over the patches, (B, heads, N); empty where the backbone returns none."""
+    mask: ByModality = field(default_factory=dict)
+    """(B, N) bool, False for a patch that must not be kept (no such patch, background); empty: all may."""
+    modality: str = ""
+    """Whose patches are scored or selected; '' for all."""
+
+    def of(self, modality: str) -> Context:
+        """The same with one modality in focus."""
+        return replace(self, modality=modality)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a selector makes of the N patches of one modality."""
+
+    tokens: torch.Tensor
+    """(B, S, C): the tokens that replace the patches. Their mean is the selector's feature, and HDM attends to them."""
+    mask: torch.Tensor
+    """(B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient."""
+    score: torch.Tensor
+    """(B, N): what the choice is made by, the highest first."""
+    index: torch.Tensor
+    """(B, K) int64: the kept patches, best first."""
+
+
+class Selector(nn.Module):
+    """Base class of token selectors: a score for every patch, and what is done with the best.
+
+    A subclass defines `score`, and where it does more than keep the best patches, `select`. Its constructor takes the
+    configuration, the tokens' width C and the grid of patches, and raises `UserError` for settings that do not fit.
+    """
+
+    loss_weight = 1.0
+    """Weight of the losses of the selector's feature."""
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__()
+        self.keep = kept_tokens(grid[0] * grid[1], cfg.MODEL.SDTPS_SPARSE_RATIO)
+
+    def forward(self, context: Context) -> dict[str, Selection]:
+        """The selection of every modality."""
+        scores = self.scores(context)
+        scores |= {modality: scores[modality].masked_fill(~mask, -torch.inf) for modality, mask in context.mask.items()}
+        return {modality: self.select(context.tokens[modality], score, context.of(modality))
+                for modality, score in scores.items()}
+
+    def scores(self, context: Context) -> ByModality:
+        """`score` of every modality. A selector that scores all together overrides this one; equal scores for all modalities
+        give one set of indices for all."""
+        return {modality: self.score(tokens, context.of(modality)) for modality, tokens in context.tokens.items()}
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
+        raise NotImplementedError
+
+    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
+        """What the score is made of, (B, N) by name, to be measured as detectors of their own (engine/selection.py)."""
+        return {}
+
+    def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
+        """tokens (B, N, C) and score (B, N) of `context.modality` → the `keep` best patches as they are."""
+        index, mask = select(score, self.keep)
+        return Selection(take(tokens, index), mask, score, index)
