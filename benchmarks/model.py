@@ -21,7 +21,7 @@ from demo_sdtps.engine.evaluate import TestData, evaluate, make_test_data
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 
@@ -67,7 +67,7 @@ class Sides:
         def step() -> None:
             with autocast(self.device, precision):
                 outputs = model(self.images, self.cameras)
-                loss = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
+                loss, _ = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -157,7 +157,7 @@ def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
     """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other one."""
     cfg = load_cfg(DEMO_CONFIG)
     device = choose_device(cfg)
-    backbone = Backbone(cfg, CAMERAS).to(device)
+    backbone = make_backbone(cfg, CAMERAS).to(device)
     images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
     cameras = torch.zeros(len(images), dtype=torch.long, device=device)
     for precision in PRECISIONS:

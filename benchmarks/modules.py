@@ -11,7 +11,7 @@ from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.engine.runtime import choose_device
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo
@@ -54,7 +54,7 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 2)
-    backbone = Backbone(cfg, camera_num=1)  # for its shapes alone
+    backbone = make_backbone(cfg, camera_num=1)  # for its shapes alone
     width, count = backbone.width, backbone.num_patches
     plain = Fusion(width, cfg.MODEL.HEAD)
     modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}

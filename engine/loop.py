@@ -117,6 +117,11 @@ def run_training(training: Training, output: Path, resumed: Resumed | None = Non
             stop_workers(loader)
 
 
+def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
+    """The parts of the loss among the means of an epoch, which name them "loss/<part>", by their names."""
+    return {name.removeprefix("loss/"): value for name, value in means.items() if name.startswith("loss/")}
+
+
 class Loop:
     """A training under way: `epoch` epochs are done, and `step` steps of the next."""
 
@@ -218,7 +223,8 @@ class Loop:
         means = self.meter.means() | {"lr": training.rate}
         logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, training.summary(means), means["lr"],
                     means["rate"], training.unit, 100 * means["waited"])
-        record = {"epoch": epoch, **{name: means[name] for name in training.measured}, **self._evaluate(epoch)}
+        parts = {"losses": found} if (found := loss_parts(means)) else {}
+        record = {"epoch": epoch, **{name: means[name] for name in training.measured}, **parts, **self._evaluate(epoch)}
         self._report(record)
         self.epoch, self.step = epoch, 0
         score = training.score(record)
@@ -246,6 +252,7 @@ class Loop:
         if not is_main():
             return
         scalars = {f"train/{name}": record[name] for name in self.training.measured if name in record}
+        scalars |= {f"train/loss/{name}": value for name, value in record.get("losses", {}).items()}
         write_records(self.records, self.output, self.board, scalars | self.training.scalars(record))
         if table := self.training.table(record):
             logger.info("epoch %d%s\n%s", record["epoch"], "" if record["epoch"] else " (untrained)", table)

@@ -10,7 +10,7 @@ from demo_sdtps.datasets.loaders import Batch, batches
 from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.engine.distributed import gathered, replicated
 from demo_sdtps.engine.evaluate import TestData, as_record, as_table, evaluate
-from demo_sdtps.engine.loop import Training, run_training
+from demo_sdtps.engine.loop import Training, loss_parts, run_training
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.engine.resume import Resumed
 from demo_sdtps.engine.runtime import autocast
@@ -59,8 +59,9 @@ class DeMoTraining(Training):
             # Of several processes each has the loss of the whole batch, and mines its triplets there.
             outputs = [gathered(part) if isinstance(part, torch.Tensor) else part for part in outputs]
             labels = gathered(labels)
-            loss = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.modules["center_losses"])
-        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum()}
+            loss, parts = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.modules["center_losses"])
+        sums = {f"loss/{name}": part * len(labels) for name, part in parts.items()}
+        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum(), **sums}
 
     def evaluate(self, epoch: int) -> dict[str, object]:
         if not (self.is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED):
@@ -81,4 +82,5 @@ class DeMoTraining(Training):
         return f"loss {means['loss']:.3f}, accuracy {means['accuracy']:.1%}, {means['rate']:.0f} triplets/s"
 
     def summary(self, means: Mapping[str, float]) -> str:
-        return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in loss_parts(means).items())
+        return f"loss {means['loss']:.3f} ({parts}), accuracy {100 * means['accuracy']:.1f} %"

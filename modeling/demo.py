@@ -7,7 +7,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
@@ -46,7 +46,7 @@ class DeMo(nn.Module):
         self.num_class, self.camera_num = num_class, camera_num
         self.missing, self.test_amp = missing_modalities(cfg.TEST.MISS), cfg.TEST.AMP
         self.after_neck = cfg.TEST.NECK_FEAT == "after"
-        self.backbone = Backbone(cfg, camera_num)
+        self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = _build_sdtps(cfg, self.backbone) if cfg.MODEL.USE_SDTPS else None
@@ -59,7 +59,7 @@ class DeMo(nn.Module):
         self.widths |= {"moe": len(SUBSETS) * width} if self.hdm else {}
         self.widths |= {"original": len(MODALITIES) * width} if self.one_head else dict.fromkeys(MODALITIES, width)
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
-        self.pair_weights = tuple(cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths)
+        self.pair_weights = {name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths}
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
 

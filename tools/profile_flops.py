@@ -28,8 +28,8 @@ from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.fusion import SUBSETS
 
 # One operation per number of the result, for silu, which stands for quick GELU, three; and what only moves or compares numbers.
-PER_ELEMENT = ("add", "clamp_min", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "sigmoid", "silu", "softmax",
-               "sub", "sum")
+PER_ELEMENT = ("add", "clamp_min", "cos", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "neg", "sigmoid", "silu",
+               "sin", "softmax", "sub", "sum")
 FREE = ("aminmax", "argsort", "expand_as", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "unflatten",
         "view_as")
 PARTS = {"backbone": "backbone", "pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE",
