@@ -32,7 +32,7 @@ class QuickGELUMlp(Mlp):
     def fold(self) -> nn.Sequential:
         """The same function for inference; multiplies this module's own weights by the factors, in place."""
         for parameter in self.fc1.parameters():
-            parameter *= QUICK_GELU
+            parameter.mul_(QUICK_GELU)
         self.fc2.weight /= QUICK_GELU
         return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
 

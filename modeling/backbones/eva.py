@@ -32,7 +32,7 @@ class EvaViT(ViT):
 
     def _run_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
         rope = _rope(self.vit)
-        embedding = None if rope is None else rope.get_embed()
+        embedding: Any = None if rope is None else rope.get_embed()
         for index, block in enumerate(self.vit.blocks):
             tokens = block(tokens, rope=embedding[index] if self.vit.rope_mixed else embedding)
         return tokens

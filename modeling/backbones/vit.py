@@ -68,7 +68,7 @@ def regularisation(cfg: CfgNode) -> dict[str, object]:
 
 
 def create(name: str, **kwargs) -> Transformer:
-    """The timm model `name` without pooling and classifier. Raises `UserError` without class token or position embedding."""
+    """The timm model `name` without pooling and classifier. Raises `UserError` where its tokens do not fit."""
     try:
         vit = timm.create_model(name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs)
     except (AssertionError, TypeError) as error:  # a variant that takes other arguments
@@ -100,6 +100,6 @@ def _has_positions(vit: Transformer) -> bool:
 
 
 def _unfit(name: str) -> UserError:
-    return UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, which has no class token or no position embedding; choose another, "
-                     "such as 'vit_base_patch16_224', 'vit_base_patch14_dinov2', 'vit_base_patch14_reg4_dinov2', "
-                     "'eva02_base_patch14_224' or 'vit_base_patch16_dinov3'.")
+    return UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not a class token, registers or none, and patches "
+                     "with a position embedding; choose another, such as 'vit_base_patch16_224', 'vit_base_patch14_dinov2', "
+                     "'vit_base_patch14_reg4_dinov2', 'eva02_base_patch14_224' or 'vit_base_patch16_dinov3'.")
