@@ -6,6 +6,7 @@ from reference import losses as reference
 from tiny import CLASSES, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
+    LOSSES,
     CenterLoss,
     batch_hard_triplet_loss,
     euclidean_distance,
@@ -227,6 +228,33 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
         expected += weight * pair
     found, _ = total_loss(cfg, (*outputs, *auxiliary), labels, PAIRS, losses)
     assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
+    cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
+    torch.manual_seed(2)
+    losses = make_center_losses(cfg, 6, WIDTHS)
+    outputs, labels = draw_pairs()
+    total, parts = total_loss(cfg, [part.requires_grad_() for part in (*outputs, torch.tensor(0.5))], labels, PAIRS, losses)
+    assert list(parts) == ["auxiliary", *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center"))]
+    assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
+    assert float(total.detach()) == pytest.approx(float(sum(parts.values())), rel=1e-6)
+    assert float(parts["auxiliary"]) == 0.5
+    with torch.no_grad():
+        assert float(parts["triplet/original"]) == pytest.approx(2 * 3 * float(batch_hard_triplet_loss(outputs[3], labels)))
+        assert float(parts["center/sdtps"]) == pytest.approx(0.3 * 0.0005 * float(losses[0](outputs[1], labels)))
+
+
+def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
+    monkeypatch.setitem(LOSSES, "length", lambda cfg, head: 0.1 * head.features.norm(dim=1).mean())
+    outputs, labels = draw_pairs()
+    total, parts = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    monkeypatch.undo()
+    without, _ = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    expected = {head: 0.1 * weight * float(features.norm(dim=1).mean())
+                for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)}
+    assert {head: float(parts[f"length/{head}"]) for head in PAIRS} == pytest.approx(expected)
+    assert float(total - without) == pytest.approx(sum(expected.values()), rel=1e-4)
 
 
 def test_center_is_computed_in_float32_under_autocast():
