@@ -21,7 +21,7 @@ from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid, make_
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import Backbone, make_backbone
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 
@@ -33,6 +33,9 @@ BATCH, FEW = 8, 2
 PRECISIONS = (torch.float32, torch.bfloat16)
 PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
 PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
+
+Work = dict[str, Callable[[], object]]
+"""Cases to time, by name."""
 
 
 class Sides:
@@ -48,8 +51,8 @@ class Sides:
         self.cameras = torch.arange(batch, device=self.device) % CAMERAS
         self.labels = torch.arange(batch, device=self.device) % max(2, batch // 2)
 
-    def infer(self, model: nn.Module, backbone: nn.Module | None = None) -> torch.Tensor:
-        """The features of both kinds, (B, D); ours with another backbone where one is given."""
+    def infer(self, model: nn.Module, backbone: Backbone | None = None) -> torch.Tensor:
+        """Original and enhanced features (B, D); ours with `backbone` in place of its own where one is given."""
         own = self.ours.backbone
         self.ours.backbone = backbone or own
         with torch.no_grad():
@@ -67,7 +70,7 @@ class Sides:
         def step() -> None:
             with autocast(self.device, precision):
                 outputs = model(self.images, self.cameras)
-                loss = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
+                loss, _ = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -110,7 +113,7 @@ def products(precision: torch.dtype, device: torch.device, count: int) -> Callab
 
 
 def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """Triplets in float32 and bfloat16: their time, its share of the matrix products' ceiling, and how alike features are."""
+    """Inference in float32 and bfloat16: time, its share of the matrix products' ceiling, and cosine similarity of features."""
     for precision, target in ((None, 1), (torch.bfloat16, 4)):
         name = name_of(precision or torch.float32)
         slow = precision is not None and is_slow(rates, precision)
@@ -118,24 +121,23 @@ def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
         found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
         check_equal("inference", found, expected)
         # Weights are cast once for all batches.
-        held = sides.ours.backbone.cast_for_inference(precision) if precision else sides.ours.backbone
+        cast = sides.ours.backbone.cast_for_inference(precision) if precision else sides.ours.backbone
         count = 2 if quick or slow else 10
-        work = {"reference": lambda sides=sides: sides.infer(sides.plain),
-                "ours": lambda sides=sides, held=held: sides.infer(sides.ours, held),
-                "products": products(precision or torch.float32, sides.device, count)}
+        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours, cast),
+                      "products": products(precision or torch.float32, sides.device, count)}
         seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 2, sides.device)
         yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
         yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))
         if precision:
-            cosine = F.cosine_similarity(sides.infer(sides.ours, held), found).min().item()
+            cosine = F.cosine_similarity(sides.infer(sides.ours, cast), found).min().item()
             yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
 
 
 def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """A training step's time in float32 and bfloat16 beside the reference's in float32, and its peak memory.
+    """Time of a training step in float32 and bfloat16 beside the reference's in float32, and its peak memory.
 
-    Without instructions for bfloat16 its backward pass takes minutes: the row then says that it was not run.
+    Without instructions for bfloat16 its backward pass takes minutes and is not run, which the row says.
     """
     for precision, target in ((None, 1.1), (torch.bfloat16, 3)):
         name = name_of(precision or torch.float32)
@@ -143,21 +145,21 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
             yield Row(f"training step, {name}: not run, no instructions", None, None, "s", None, f"≥ {target}×", False)
             continue
         sides = Sides(configuration(), FEW if quick else BATCH)
-        work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
+        work: Work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
         seconds = in_turns(f"training, {name}", work, 1, sides.device)
         yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         if not precision and not quick:
-            del sides, work  # its memory is for the processes that follow
-            memory = [peak_memory(train, side, BATCH // 2) / 2**20 for side in ("reference", "ours")]
-            ratio = memory[0] / memory[1]
-            yield Row(f"… peak memory of a process, {BATCH // 2} triplets", *memory, "MiB", ratio, "≥ 1×", ratio >= 1)
+            del sides, work  # frees memory for the processes that follow
+            plain_side, ours = (peak_memory(train, side, BATCH // 2) / 2**20 for side in ("reference", "ours"))
+            ratio = plain_side / ours
+            yield Row(f"… peak memory of a process, {BATCH // 2} triplets", plain_side, ours, "MiB", ratio, "≥ 1×", ratio >= 1)
 
 
 def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other one."""
+    """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other."""
     cfg = load_cfg(DEMO_CONFIG)
     device = choose_device(cfg)
-    backbone = Backbone(cfg, CAMERAS).to(device)
+    backbone = make_backbone(cfg, CAMERAS).to(device)
     images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
     cameras = torch.zeros(len(images), dtype=torch.long, device=device)
     for precision in PRECISIONS:
@@ -186,11 +188,12 @@ def train(side: str, batch: int) -> None:
 
 
 def evaluation_rows(quick: bool) -> list[Row]:
-    """The evaluation of an epoch, three return patterns from images on disk to mAP: one pass beside three."""
+    """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
         cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH), *small)
-        draw(Path(root), *cfg.INPUT.SIZE_TEST, identities=2, test_identities=2)
+        height, width = cfg.INPUT.SIZE_TEST
+        draw(Path(root), height, width, identities=2, test_identities=2)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -203,20 +206,20 @@ def evaluation_rows(quick: bool) -> list[Row]:
             found["ours"] = [ranking.mAP for ranking in evaluate_reid(cfg, sides.ours, data)[cfg.TEST.MISS].values()]
 
         seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
-        # Where rounding alone decides which of two images is nearer to a query, its AP may be another: with three matches or
-        # more by up to a sixth.
-        check_equal("evaluation", *(torch.tensor(found[side]) for side in ("ours", "reference")), 0.17 / len(data.query))
+        # Where rounding decides which of two images is nearer to a query, its AP may differ: with three matches or more by up
+        # to a sixth.
+        check_equal("evaluation", torch.tensor(found["ours"]), torch.tensor(found["reference"]), 0.17 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]
 
 
 def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
-    """The mAP of one return pattern by a pass of its own."""
-    features = []
+    """mAP of one return pattern, from a pass of its own."""
+    batch_features = []
     with torch.no_grad():
         for images, _, cameras in batches(data.loader):
             images = {modality: image.to(sides.device) for modality, image in images.items()}
-            features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
-    features = F.normalize(torch.cat(features), dim=1).cpu()
+            batch_features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
+    features = F.normalize(torch.cat(batch_features), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
     labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in (data.query, data.gallery)]
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]

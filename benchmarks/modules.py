@@ -1,5 +1,5 @@
-"""Rows of the benchmark for what stands between backbone and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
-from collections.abc import Callable
+"""Rows of the benchmark for the modules between backbone and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -10,14 +10,14 @@ from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.engine.runtime import choose_device
-from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo
 
 FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5
-"""Times faster than plain, twice, and percent of the whole forward."""
+"""Speed-ups over the plain formulation, and percent of the whole forward."""
 
 ByModality = dict[str, torch.Tensor]
 
@@ -35,7 +35,7 @@ class Fast(nn.Module):
 
 
 class Slimmed(nn.Module):
-    """The tokens that SDTPS, ours or plain, leaves of all modalities, concatenated (B, 3·(N_c + 1), C)."""
+    """SDTPS, ours or plain, with the tokens of all modalities concatenated (B, 3·(N_c + 1), C)."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -48,19 +48,19 @@ class Slimmed(nn.Module):
 def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts: evaluation, training step, growth with the patches.
 
-    Widths and patches are those of the configuration's backbone; with `quick` few triplets, which say nothing about time.
+    Width and number of patches are the configured backbone's; `quick`: few triplets, whose times mean nothing.
     Raises `RuntimeError` where the outputs differ.
     """
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 2)
-    backbone = Backbone(cfg, camera_num=1)  # for its shapes alone
+    backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
     width, count = backbone.width, backbone.num_patches
     plain = Fusion(width, cfg.MODEL.HEAD)
     modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
     tokens, more = (_tokens(batch, patches, width, device) for patches in (count, 2 * count))
     for inputs in (tokens, more):
-        check_equal("HDM + ATMoE", *(_evaluate(module, inputs) for module in modules.values()))
+        check_equal("HDM + ATMoE", _evaluate(modules["ours"], inputs), _evaluate(modules["reference"], inputs))
 
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"
     training = in_turns(title, _cases(modules, _train, tokens), rounds, device)
@@ -79,8 +79,8 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
 def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """SDTPS against three plain branches, in evaluation and in a training step, and its share of the whole forward.
 
-    With `quick` few triplets, which say nothing about time. Raises `UserError` where the configuration has no SDTPS and
-    `RuntimeError` where the outputs differ.
+    `quick`: few triplets, whose times mean nothing. Raises `UserError` for a configuration without SDTPS and `RuntimeError`
+    where the outputs differ.
     """
     if not cfg.MODEL.USE_SDTPS:
         raise UserError("MODEL.USE_SDTPS is False, so there is nothing to time; use a configuration such as "
@@ -96,7 +96,7 @@ def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     plain = ThreeBranches(width, count, **settings).load_ours(ours.state_dict())
     modules = {"reference": Slimmed(plain).to(device), "ours": Slimmed(ours).to(device)}
     tokens = _tokens(batch, count, width, device)
-    check_equal("SDTPS", *(_evaluate(module, tokens) for module in modules.values()))
+    check_equal("SDTPS", _evaluate(modules["ours"], tokens), _evaluate(modules["reference"], tokens))
 
     title = f"SDTPS, {batch} triplets, {count} patches"
     rows = [speed_row(f"{title}: {what}", in_turns(title, _cases(modules, work, tokens), rounds, device), SDTPS_TARGET)
@@ -107,7 +107,7 @@ def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
 
 
 @torch.no_grad()
-def _share_of_forward(model: nn.Module, cfg: CfgNode, device: torch.device, quick: bool) -> float:
+def _share_of_forward(model: DeMo, cfg: CfgNode, device: torch.device, quick: bool) -> float:
     batch, rounds = (2, 1) if quick else (4, 3)
     images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TEST, device=device) for modality in MODALITIES}
     cameras = torch.zeros(batch, dtype=torch.long, device=device)
@@ -118,12 +118,12 @@ def _share_of_forward(model: nn.Module, cfg: CfgNode, device: torch.device, quic
 
 
 def _tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
-    """Patches (B, N, C), views of tokens with a class token as the backbone returns them, and globals (B, C)."""
+    """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
     return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
             {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
 
 
-def _cases(modules: dict[str, nn.Module], work: Callable, inputs: tuple[ByModality, ByModality]) -> dict[str, Callable]:
+def _cases(modules: Mapping[str, nn.Module], work: Callable, inputs: tuple[ByModality, ByModality]) -> dict[str, Callable]:
     return {name: lambda module=module: work(module, inputs) for name, module in modules.items()}
 
 

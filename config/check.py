@@ -3,10 +3,8 @@ import re
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import CLIP_TRUNK, UserError, nearest
-
-VIT_MODULES = ("vision_transformer", "deit")
-"""timm's modules of plain Vision Transformers; modeling/backbone.py refuses those among them that do not fit."""
+from demo_sdtps.config.backbones import backbone_class
+from demo_sdtps.config.common import CLIP_BACKBONE, UserError
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -59,16 +57,10 @@ def _check_grid(cfg: CfgNode) -> None:
                         "position embedding has one grid; make them equal.")
     name = cfg.MODEL.TRANSFORMER_TYPE
     patch = cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_TRUNK or cfg.MODEL.PRETRAIN_PATH_T):
+    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T):
         raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
                         "own; set it to 0.")
-    if name != CLIP_TRUNK:
-        import timm  # here: a slow import that CLIP does not need
-
-        known = [model for module in VIT_MODULES for model in timm.list_models(module=module)]
-        if name not in known:
-            raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_TRUNK!r} or a VisionTransformer of "
-                            f"timm such as 'vit_base_patch16_224'{nearest(name, [CLIP_TRUNK, *known])}.")
+    backbone_class(name)
 
 
 def check_device(cfg: CfgNode) -> None:

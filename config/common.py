@@ -1,4 +1,4 @@
-"""What every package needs: the names of the modalities, and the error that a user's mistake raises."""
+"""Names that every package shares, and `UserError`."""
 import difflib
 from collections.abc import Iterable
 
@@ -9,15 +9,15 @@ RETURN_PATTERNS = (1, 2, 3)
 """Features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)."""
 
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
-"""What may be missing from a triplet, by the modalities' first letters (TEST.MISS)."""
+"""Missing modalities of a triplet, by first letters (TEST.MISS)."""
 
-CLIP_TRUNK = "ViT-B-16"
-"""MODEL.TRANSFORMER_TYPE of CLIP's image tower; any other value is a name of timm's."""
+CLIP_BACKBONE = "ViT-B-16"
+"""MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""
 
 
 class UserError(Exception):
-    """A mistake in what the user gave (configuration, data, weights), told in one sentence that names the thing,
-    what is wrong with it and what to do. Commands print it without a stack trace and exit with code 2."""
+    """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and
+    what to do. Commands print it without a stack trace and exit with code 2."""
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
@@ -27,5 +27,5 @@ def nearest(value: object, known: Iterable[object]) -> str:
 
 
 def printable(text: str) -> str:
-    """A name from disk for a sentence: a control character must neither break the line nor reach the terminal."""
+    """`text` (a file name, say) with control characters escaped, so that they neither break the line nor reach the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -109,8 +109,8 @@ KEYS = (
         lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
     Key("MODEL.DIST_TRAIN", False, "refuse to train in a single process: torchrun starts several, with or without this key"),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
-        "the backbone: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any timm VisionTransformer whose only "
-        "prefix token is a class token"),
+        "the backbone: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any VisionTransformer or Eva of timm with a "
+        "class token and a position embedding (docs/method.md)"),
     Key("MODEL.PRETRAIN_PATH_T", "", "weights of the backbone: a file, 'hub' (timm downloads them), or '' (random)"),
     Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a backbone without pretrained weights; 0: the backbone's own",
         *NOT_NEGATIVE),

@@ -8,18 +8,16 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling import DeMo
-
-CLIP_TRUNK_LR = 5e-6
-IMAGENET_TRUNK_LR_FACTOR = 0.8
+from demo_sdtps.modeling.backbones import Backbone
 
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
-    """The trainable parameters by (learning rate, weight decay): few groups, so that fused updates have much to fuse."""
-    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.backbone.is_clip))
+    """Trainable parameters by (learning rate, weight decay): few groups, so that fused updates process many tensors at once."""
+    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.backbone))
 
 
 def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
-    """The trainable parameters in as few groups as there are learning rates and weight decays, which their names give."""
+    """Trainable parameters, one group per (learning rate, weight decay), which `rate_and_decay` gives by parameter name."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -27,29 +25,28 @@ def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float
     return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
 
 
-def _rate_and_decay(cfg: CfgNode, name: str, is_clip: bool) -> tuple[float, float]:
+def _rate_and_decay(cfg: CfgNode, name: str, backbone: Backbone) -> tuple[float, float]:
     solver = cfg.SOLVER
     is_bias = name.endswith("bias")
     rate = solver.BASE_LR * solver.BIAS_LR_FACTOR if is_bias else solver.BASE_LR
     decay = solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
     if solver.LARGE_FC_LR and ".classifier." in name:
         rate = 2 * solver.BASE_LR
-    # CLIP's camera embedding is a new layer; ImageNet's belongs to the backbone.
-    if name.startswith("backbone.vit." if is_clip else "backbone."):
-        rate = CLIP_TRUNK_LR if is_clip else IMAGENET_TRUNK_LR_FACTOR * solver.BASE_LR
+    if name.startswith("backbone.vit." if backbone.has_new_camera_embedding else "backbone."):
+        rate = backbone.learning_rate(solver.BASE_LR)
     return rate, decay
 
 
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
-    # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler leaves out the very first step.
+    # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler skips the first step.
     extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
     return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """Plain SGD over the centers at SOLVER.CENTER_LR."""
-    # The centers follow the loss without CENTER_LOSS_WEIGHT: without momentum a gradient's factor is one of the learning rate.
+    # Centers follow the loss without CENTER_LOSS_WEIGHT: without momentum, a gradient's factor is one of the learning rate.
     return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 

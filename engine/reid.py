@@ -15,6 +15,9 @@ from demo_sdtps.engine.trainer import Evaluation, Trainer
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 
+PART = "loss/"
+"""Prefix of the loss's parts among an epoch's means."""
+
 
 class ReIDTrainer(Trainer[DeMo, Batch]):
     """Trains DeMo and, where MODEL.METRIC_LOSS_TYPE has them, the centers of the center losses.
@@ -50,8 +53,9 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
             outputs = [gathered(part) if isinstance(part, torch.Tensor) else part for part in outputs]
             labels = gathered(labels)
-            loss = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.centers)
-        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum()}
+            loss, parts = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.centers)
+        sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
+        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum(), **sums}
 
     def is_due(self, epoch: int) -> bool:
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
@@ -63,4 +67,5 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
                           reid_table(patterns))
 
     def describe(self, means: Mapping[str, float]) -> str:
-        return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
+        parts = ", ".join(f"{name.removeprefix(PART)} {mean:.3f}" for name, mean in means.items() if name.startswith(PART))
+        return f"loss {means['loss']:.3f} ({parts}), accuracy {100 * means['accuracy']:.1f} %"

@@ -1,4 +1,4 @@
-"""What is computed: the backbone, PIFE, SDTPS, the heads, the losses, and weights in and out."""
+"""The model: backbones, PIFE, SDTPS, HDM and ATMoE, heads, losses, and conversion of weights."""
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names

@@ -1,4 +1,4 @@
-"""BatchNorm over the batches of several processes together (torch's own works on GPUs alone)."""
+"""BatchNorm over the batches of all processes; torch's own needs GPUs."""
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -7,7 +7,12 @@ from demo_sdtps.modeling.collectives import sum_of_all
 
 
 class SyncBatchNorm1d(nn.BatchNorm1d):
-    """BatchNorm of features (B, D) with mean and variance, and their gradients, of all processes' batches."""
+    """BatchNorm of features (B, D) with mean and variance, and their gradients, over all processes' batches."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
+    momentum: float
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D) → (B, D)."""
@@ -17,7 +22,7 @@ class SyncBatchNorm1d(nn.BatchNorm1d):
             given, features = features.dtype, features.float()
             count = len(features) * dist.get_world_size()
             mean = sum_of_all(features.sum(dim=0)) / count
-            # From the mean, not from sums of squares, which would lose the variance of features far from zero.
+            # Not from sums of squares, which lose the variance of features far from zero.
             variance = sum_of_all((features - mean).square().sum(dim=0)) / count
             with torch.no_grad():
                 self.num_batches_tracked += 1
@@ -28,7 +33,7 @@ class SyncBatchNorm1d(nn.BatchNorm1d):
 
 
 def synchronise(model: nn.Module) -> None:
-    """Make every BatchNorm1d of `model` one over all processes, in place; names and values of its state stay."""
+    """Turn every BatchNorm1d of `model` into a SyncBatchNorm1d, in place; its state dict stays the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm1d:
             module.__class__ = SyncBatchNorm1d

@@ -1,4 +1,4 @@
-"""What several processes compute together, with gradients: the torch.distributed ones that users may call have none."""
+"""Collective operations with gradients, which those of torch.distributed's public interface do not have."""
 import torch
 import torch.distributed as dist
 
@@ -26,12 +26,12 @@ class _Sum(torch.autograd.Function):
 
 
 def gather(own: torch.Tensor) -> torch.Tensor:
-    """The processes' tensors (B, …), all of one shape, one after the other: (world · B, …)."""
+    """Tensors of all processes, each (B, …), in the order of their ranks → (world size · B, …)."""
     return _Gather.apply(own.contiguous())
 
 
 def sum_of_all(own: torch.Tensor) -> torch.Tensor:
-    """The sum of the processes' tensors, all of one shape."""
+    """Sum over all processes of tensors of one shape."""
     return _Sum.apply(own)
 
 

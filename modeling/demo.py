@@ -9,7 +9,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.selectors import make_selector, selector_name
@@ -45,7 +45,7 @@ class DeMo(nn.Module):
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
-        self.backbone = Backbone(cfg, camera_num)
+        self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.selector_name = selector_name(cfg)
@@ -64,8 +64,8 @@ class DeMo(nn.Module):
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
-        self.pair_weights = tuple(selector.loss_weight if selector and name == self.selector_name else 1.0
-                                  for name in self.widths)
+        self.pair_weights = {name: selector.loss_weight if selector and name == self.selector_name else 1.0
+                             for name in self.widths}
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
 

@@ -4,7 +4,7 @@ from torch import nn
 
 
 class BNNeck(nn.Module):
-    """BatchNorm with a frozen bias, then a linear classifier without bias: features (B, D) → identity scores (B, K)."""
+    """BatchNorm with a frozen bias, then a linear classifier without bias: features (B, D) → logits (B, K)."""
 
     def __init__(self, dim: int, num_class: int):
         super().__init__()

@@ -1,5 +1,7 @@
-"""Identity, triplet and center losses over a model's (scores, feature) pairs (docs/method.md)."""
-from collections.abc import Sequence
+"""Identity, triplet and center loss of every head, and their sum (docs/method.md)."""
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ LABEL_SMOOTHING = 0.1
 
 
 def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
-    """All pairs of features (B, D) → (B, B); the square is clamped at 1e-12 so that the root has a derivative."""
+    """All pairs of features (B, D) → (B, B); squares are clamped at 1e-12 so that the root has a derivative."""
     square = features.square().sum(dim=1)
     squared = square[:, None] + square[None, :] - 2 * features @ features.T
     return squared.clamp(min=1e-12).sqrt()
@@ -19,7 +21,7 @@ def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
 def batch_hard_triplet_loss(features: torch.Tensor, labels: torch.Tensor, margin: float | None = None) -> torch.Tensor:
     """Mean over the batch of the loss of the farthest positive and nearest negative (Hermans et al. 2017).
 
-    features (B, D) as they are, labels (B,). Soft margin log(1 + exp(d_ap - d_an)) where `margin` is None.
+    features (B, D), not normalised; labels (B,). Soft margin log(1 + exp(d_ap - d_an)) where `margin` is None.
     """
     with torch.autocast(features.device.type, enabled=False):
         distance = euclidean_distance(features.float())
@@ -30,9 +32,9 @@ def batch_hard_triplet_loss(features: torch.Tensor, labels: torch.Tensor, margin
     return (F.softplus(gap) if margin is None else F.relu(gap + margin)).mean()
 
 
-def identity_loss(scores: torch.Tensor, labels: torch.Tensor, smoothing: float = LABEL_SMOOTHING) -> torch.Tensor:
-    """Cross-entropy of scores (B, K) with targets (1 - ε)·onehot + ε/K."""
-    return F.cross_entropy(scores.float(), labels, label_smoothing=smoothing)
+def identity_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = LABEL_SMOOTHING) -> torch.Tensor:
+    """Cross-entropy of logits (B, K) with targets (1 - ε)·onehot + ε/K."""
+    return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
 
 class CenterLoss(nn.Module):
@@ -43,33 +45,72 @@ class CenterLoss(nn.Module):
         self.centers = nn.Parameter(torch.randn(num_class, dim))
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """features (B, D), labels (B,) → the mean over the batch."""
+        """features (B, D), labels (B,) → mean over the batch."""
         return (features.float() - self.centers[labels]).square().sum(dim=1).mean()
 
 
 def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> nn.ModuleList:
-    """A center loss per pair, for features of these widths; empty where MODEL.METRIC_LOSS_TYPE names none."""
+    """One center loss per head, for features of these widths; empty where MODEL.METRIC_LOSS_TYPE names none."""
     has_centers = "center" in cfg.MODEL.METRIC_LOSS_TYPE
     return nn.ModuleList(CenterLoss(num_class, width) for width in (widths if has_centers else ()))
 
 
-def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tensor, pair_weights: Sequence[float],
-               center_losses: Sequence[CenterLoss] = ()) -> torch.Tensor:
-    """The weighted sum over the pairs of a training forward: outputs (scores, feature, scores, feature, …[, auxiliary loss]).
+class HeadOutput(NamedTuple):
+    """A head's training output, with what its losses compare it with."""
 
-    Without MODEL.METRIC_LOSS_TYPE triplet there is no triplet loss, nor with DATALOADER.SAMPLER softmax, whose batches need
-    not hold two samples of an identity.
-    """
-    has_triplets = "triplet" in cfg.MODEL.METRIC_LOSS_TYPE and cfg.DATALOADER.SAMPLER != "softmax"
-    margin = None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN
+    logits: torch.Tensor
+    """(B, K)"""
+    features: torch.Tensor
+    """(B, D)"""
+    labels: torch.Tensor
+    """(B,)"""
+    center_loss: nn.Module | None
+
+
+def _identity(cfg: CfgNode, head: HeadOutput) -> torch.Tensor:
     smoothing = LABEL_SMOOTHING if cfg.MODEL.IF_LABELSMOOTH == "on" else 0.0
-    *outputs, auxiliary = outputs if len(outputs) % 2 else (*outputs, 0)
-    loss = torch.zeros((), device=labels.device) + auxiliary
-    for index, (scores, features, weight) in enumerate(zip(outputs[::2], outputs[1::2], pair_weights, strict=True)):
-        pair = cfg.MODEL.ID_LOSS_WEIGHT * identity_loss(scores, labels, smoothing)
-        if has_triplets:
-            pair = pair + cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(features, labels, margin)
-        if center_losses:
-            pair = pair + cfg.SOLVER.CENTER_LOSS_WEIGHT * center_losses[index](features, labels)
-        loss = loss + weight * pair
-    return loss
+    return cfg.MODEL.ID_LOSS_WEIGHT * identity_loss(head.logits, head.labels, smoothing)
+
+
+def _triplet(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
+    # Batches of DATALOADER.SAMPLER softmax need not hold two samples of an identity.
+    if "triplet" not in cfg.MODEL.METRIC_LOSS_TYPE or cfg.DATALOADER.SAMPLER == "softmax":
+        return None
+    margin = None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN
+    return cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(head.features, head.labels, margin)
+
+
+def _center(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
+    if head.center_loss is None:
+        return None
+    return cfg.SOLVER.CENTER_LOSS_WEIGHT * head.center_loss(head.features, head.labels)
+
+
+LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
+    "id": _identity,
+    "triplet": _triplet,
+    "center": _center,
+}
+"""Losses of a head by name, each with its weight in the configuration; None where the configuration has it off."""
+
+
+def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tensor, head_weights: Mapping[str, float],
+               center_losses: Iterable[nn.Module] = ()) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss to minimise, and its parts without gradient, which sum to it: "<loss>/<head>" and "auxiliary" → scalar.
+
+    outputs: a training forward's (logits, features, logits, features, …[, auxiliary loss]); labels (B,); head_weights: weights
+    of the heads' losses by the heads' names, in the order of the outputs; center_losses: one per head, or none.
+    """
+    parts = {}
+    total = torch.zeros((), device=labels.device)
+    if len(outputs) % 2:
+        total = total + outputs[-1]
+        parts["auxiliary"] = total.detach()
+    centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(head_weights)
+    heads = zip(head_weights.items(), outputs[:-1:2], outputs[1::2], centers, strict=True)
+    for (name, weight), logits, features, center_loss in heads:
+        head = HeadOutput(logits, features, labels, center_loss)
+        losses = {kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None}
+        total = total + weight * reduce(torch.add, losses.values())
+        parts |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
+    return total, parts

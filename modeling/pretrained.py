@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from torch import nn
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import CLIP_TRUNK
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.config.common import CLIP_BACKBONE
+from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
 
-HUB_TAGS = {"ViT-B-16": "vit_base_patch16_clip_quickgelu_224.openai",
+HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
-"""Named tags, because timm's default for a name may change, and is for CLIP another model under another licence."""
+"""Fixed tags, because timm's default for a name may change, and for CLIP is another model under another licence."""
 
 CLIP, CLIP_PREFIX = "clip", "visual."
 
@@ -29,29 +29,46 @@ NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
     """Fill the backbone from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
 
-    Returns a report, a warning where it has to be: how many tensors were loaded, resized and left at random. Raises
-    `UserError` for a source that cannot be read, of which nothing fits, or which is another model's.
+    Returns a report, or a warning: how many tensors were loaded, resized and left at random. Raises `UserError` for a source
+    that cannot be read, that has no tensor of a fitting name and shape, or that is another model's.
     """
     if not source:
         return RANDOM
     found = read_source(transformer_type, source)
     example = next(iter(found), "nothing at all")
-    if any(name.startswith(CLIP_PREFIX) for name in found):
-        # OpenAI's archive also holds the text tower, which has other names.
-        found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
-                     for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
     expected = backbone.vit.state_dict()
-    resized = []
-    if _can_be_resized(found.get("pos_embed"), expected["pos_embed"]) and not _has_grid(found["pos_embed"], backbone.grid_size):
-        found["pos_embed"] = resize_position(found["pos_embed"].float(), backbone.grid_size)
-        resized.append("pos_embed")
+    found = _timm_names(found, expected)
+    own, position, resized = expected.get("pos_embed"), found.get("pos_embed"), []
+    if own is not None and position is not None and position.ndim == 3 and position.shape[2] == own.shape[2]:
+        prefix = own.shape[1] - backbone.num_patches
+        if position.shape[1] > prefix and not _has_grid(position.shape[1] - prefix, backbone.grid_size):
+            found["pos_embed"] = resize_position(position.float(), backbone.grid_size, prefix)
+            resized.append("pos_embed")
     return fill(backbone.vit, found, transformer_type, source, resized, example)
 
 
-def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str) -> str:
-    """Put the weights that fit into `model`, which timm calls `name`; `resized` of them were, `example` is one of the source's.
+def _timm_names(found: Weights, expected: Weights) -> Weights:
+    """Published weights under timm's names, as a model with the tensors `expected` has them."""
+    if any(name.startswith(CLIP_PREFIX) for name in found):
+        # OpenAI's archive also holds the text encoder, under other names.
+        found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
+                     for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
+    if {"register_tokens", "cls_token", "pos_embed"} <= found.keys():
+        # DINOv2 as its authors publish it: the class token's position is part of timm's class token.
+        position = found["pos_embed"]
+        found = {name: tensor for name, tensor in found.items() if name not in ("register_tokens", "mask_token")} | {
+            "reg_token": found["register_tokens"], "cls_token": found["cls_token"] + position[:, :1],
+            "pos_embed": position[:, 1:]}
+    # timm calls the last norm fc_norm in models that average the tokens.
+    return {name.replace("fc_norm.", "norm.") if name.startswith("fc_norm.") and name not in expected else name: tensor
+            for name, tensor in found.items()}
 
-    Returns the report, and raises `UserError`, as `load_pretrained` does.
+
+def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str) -> str:
+    """Load the tensors that fit by name and shape into `model`, timm's `name`.
+
+    `resized` names tensors that were resized, `example` one tensor of the source. Returns the report and raises `UserError` as
+    `load_pretrained` does.
     """
     expected = model.state_dict()
     fitting = {name: tensor.float() for name, tensor in found.items()
@@ -72,7 +89,7 @@ def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequ
 
 
 def _other_model(found: Weights, expected: Weights) -> str | None:
-    """What tells that most weights fit by chance: Vision Transformers differ little, and would train on all the same."""
+    """Evidence that the weights are another model's, whose names and shapes fit because Vision Transformers differ little."""
     if (NORM_BEFORE in found) != (NORM_BEFORE in expected):
         return f"there is {'a' if NORM_BEFORE in found else 'no'} norm before the blocks, as CLIP has it"
     patch = found.get(PATCH)
@@ -81,43 +98,39 @@ def _other_model(found: Weights, expected: Weights) -> str | None:
     return None
 
 
-def _can_be_resized(position: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    return position is not None and position.ndim == 3 and position.shape[1] > 1 and position.shape[2] == expected.shape[2]
+def _has_grid(count: int, grid: tuple[int, int]) -> bool:
+    """Whether `count` positions are those of `grid`; a square number of positions counts as a square grid."""
+    side = math.isqrt(count)
+    return grid == (side, side) if side * side == count else count == grid[0] * grid[1]
 
 
-def _has_grid(position: torch.Tensor, grid: tuple[int, int]) -> bool:
-    """Whether a position embedding is one of this grid; as many positions as a square has are taken for that square's."""
-    patches = position.shape[1] - 1
-    side = math.isqrt(max(0, patches))
-    return grid == (side, side) if side * side == patches else patches == grid[0] * grid[1]
+def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int = 1) -> torch.Tensor:
+    """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear without antialiasing.
 
-
-def resize_position(position: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Position embedding (1, 1 + side², C) of a square grid → (1, 1 + rows·columns, C): plain bilinear, class apart.
-
-    Raises `UserError` where the positions are not those of a square grid and a class token.
+    The first P = `prefix` positions, of class token and registers, stay as they are. Raises `UserError` where the others are
+    no square grid.
     """
-    side = math.isqrt(position.shape[1] - 1)
-    if side * side != position.shape[1] - 1:
-        raise UserError(f"The pretrained position embedding has {position.shape[1]} entries, which are no square grid and a "
-                        "class token; give other weights.")
-    patches = position[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    side = math.isqrt(position.shape[1] - prefix)
+    if side * side != position.shape[1] - prefix:
+        raise UserError(f"The pretrained position embedding has {position.shape[1]} entries, which are no square grid and "
+                        f"{prefix} other tokens; give other weights.")
+    patches = position[:, prefix:].transpose(1, 2).unflatten(2, (side, side))
     patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False, antialias=False)
-    return torch.cat([position[:, :1], patches.flatten(2).transpose(1, 2)], dim=1)
+    return torch.cat([position[:, :prefix], patches.flatten(2).transpose(1, 2)], dim=1)
 
 
 def read_source(transformer_type: str, source: str) -> Weights:
-    """The tensors of MODEL.PRETRAIN_PATH_T: of timm's hub for "hub", else of a file. Raises `UserError`."""
+    """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file. Raises `UserError`."""
     if source == "hub":
         return _from_hub(transformer_type)
-    return read_weights(Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_TRUNK)
+    return read_weights(Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE)
 
 
 def read_weights(path: Path, archives: bool = True) -> Weights:
     """The tensors of a safetensors file, a state dict (possibly under a `CONTAINERS` key) or, with `archives`, a TorchScript
-    archive, which is a program: OpenAI publishes CLIP as one, and nobody else's weights need it.
+    archive. The last is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
 
-    Raises `UserError` for a file that is missing or none of these.
+    Raises `UserError` for a missing file and for any other format.
     """
     if not path.is_file():
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, 'hub', or '' "
@@ -137,7 +150,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _read_torch(path: Path, archives: bool) -> Mapping:
-    with warnings.catch_warnings():  # of TorchScript being old, which is no matter of the user's
+    with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
         warnings.simplefilter("ignore")
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -152,6 +165,6 @@ def _from_hub(transformer_type: str) -> Weights:
     tag = HUB_TAGS.get(transformer_type, transformer_type)
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
-    except Exception as error:  # whatever the hub's client raises when it gets no answer
+    except Exception as error:  # the hub's client raises many types
         raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
                         "the network, or give a file.") from error

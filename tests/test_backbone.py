@@ -9,7 +9,7 @@ from tiny import CAMERAS, CLIP_CONFIG, clip_model, tiny_cfg
 from torch import nn
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 
 NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 
@@ -17,7 +17,7 @@ NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 def build(*opts, seed=0, cameras=CAMERAS):
     """A backbone in evaluation mode whose parameters are all random, norms and biases too."""
     torch.manual_seed(seed)
-    backbone = Backbone(tiny_cfg(*opts), cameras).eval()
+    backbone = make_backbone(tiny_cfg(*opts), cameras).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -148,7 +148,7 @@ def test_a_single_camera_needs_no_embedding():
 
 def test_camera_embedding_starts_small():
     torch.manual_seed(6)
-    embedding = Backbone(tiny_cfg(), 100).camera_embedding.detach()
+    embedding = make_backbone(tiny_cfg(), 100).camera_embedding.detach()
     assert float(embedding.std()) == pytest.approx(0.02, rel=0.05)
     assert abs(float(embedding.mean())) < 0.001
 
@@ -181,23 +181,24 @@ def test_clips_tower():
     assert (backbone.width, backbone.num_patches, tuple(backbone.grid_size)) == (512, 128, (16, 8))
 
 
-@pytest.mark.parametrize("name", ["test_vit2", "test_vit3", "vit_base_patch16_siglip_224", "vit_base_patch14_reg4_dinov2"])
-def test_backbone_without_exactly_a_class_token(name):
-    with pytest.raises(UserError, match=r"MODEL\.TRANSFORMER_TYPE") as caught, torch.device("meta"):
-        Backbone(tiny_cfg("MODEL.TRANSFORMER_TYPE", name), CAMERAS)
-    assert name in str(caught.value)
+@pytest.mark.parametrize("name", ["test_vit2", "test_vit3", "vit_base_patch16_siglip_224", "deit_tiny_distilled_patch16_224",
+                                  "vit_medium_patch16_rope_reg1_gap_256"])
+def test_models_without_the_needed_tokens_are_refused(name):
+    with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'") as caught, torch.device("meta"):
+        make_backbone(tiny_cfg("MODEL.TRANSFORMER_TYPE", name), CAMERAS)
+    assert "'vit_base_patch14_reg4_dinov2'" in str(caught.value) and "'vit_base_patch16_dinov3'" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [[7, 64], [64, 7]])
 def test_image_smaller_than_a_patch(size):
     with pytest.raises(UserError, match=r"INPUT\.SIZE_TRAIN"):
-        Backbone(tiny_cfg("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), CAMERAS)
+        make_backbone(tiny_cfg("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), CAMERAS)
 
 
 @pytest.mark.parametrize("stride", [[9, 8], [8, 9]])
 def test_stride_larger_than_the_patch(stride):
     with pytest.raises(UserError, match=r"MODEL\.STRIDE_SIZE"):
-        Backbone(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
+        make_backbone(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
 
 
 def small_images(name):
@@ -207,13 +208,7 @@ def small_images(name):
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_18x2_224"])
 def test_other_vision_transformers_run(name):
     """DeiT has a module of its own in timm; the blocks of the other have their attention deeper inside."""
-    backbone = Backbone(small_images(name), 2)
+    backbone = make_backbone(small_images(name), 2)
     tokens, class_token = backbone(draw(0, (32, 16)), torch.tensor([0, 1, 0]))
     assert tokens.shape == (3, 2, backbone.vit.embed_dim) and class_token.shape == (3, backbone.vit.embed_dim)
     assert {module.fused_attn for module in backbone.modules() if hasattr(module, "fused_attn")} == {True}
-
-
-@pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_deits_with_other_tokens_are_refused(name):
-    with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'"):
-        Backbone(small_images(name), 2)

@@ -263,7 +263,7 @@ def test_heads_start():
 def test_pairs_weights_and_widths(switched):
     switches, model = switched
     heads = head_names(switches)
-    assert model.pair_weights == tuple(0.7 if name == "sdtps" else 1.0 for name in heads)
+    assert model.pair_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
     assert list(model.widths.items()) == [(name, width_of(name)) for name in heads]
 
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from golden_cases import relative_error
 from tiny import CAMERAS, CLASSES, ROOT, random_images, tiny_model
 
-import demo_sdtps.modeling.backbone as backbone_module
+import demo_sdtps.modeling.backbones.base as backbone_module
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.engine import runtime
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, compile_model, inference
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbone import QuickGELUMlp
+from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.weights import from_demo, to_demo
 
 SIZE = (48, 32)

@@ -6,6 +6,7 @@ from reference import losses as reference
 from tiny import CLASSES, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
+    LOSSES,
     CenterLoss,
     batch_hard_triplet_loss,
     euclidean_distance,
@@ -16,6 +17,8 @@ from demo_sdtps.modeling.losses import (
 
 MARGINS = pytest.mark.parametrize("margin", [None, 0.0, 0.3, 5.0])
 SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])
+ONE, PAIRS = {"original": 1.0}, {"sdtps": 0.3, "original": 2.0}
+"""Weights of the heads' losses."""
 
 
 def with_gradient(loss, tensor):
@@ -41,7 +44,7 @@ def test_golden(name):
     loss, source = {
         "soft_triplet": (lambda features: batch_hard_triplet_loss(features, labels), "features"),
         "margin_triplet": (lambda features: batch_hard_triplet_loss(features, labels, case.settings["margin"]), "features"),
-        "label_smooth_ce": (lambda scores: identity_loss(scores, labels, case.settings["label_smoothing"]), "scores"),
+        "label_smooth_ce": (lambda logits: identity_loss(logits, labels, case.settings["label_smoothing"]), "scores"),
     }[name]
     value, gradient = with_gradient(loss, case.arrays[source])
     assert relative_error(value, case.arrays[name]) < 1e-5
@@ -82,19 +85,19 @@ def test_distance_is_never_zero():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 @SEEDS
 def test_identity(seed, smoothing):
-    _, scores, labels = draw(seed)
-    value, gradient = with_gradient(lambda leaf: identity_loss(leaf, labels, smoothing), scores)
-    expected = with_gradient(lambda leaf: reference.label_smoothed_cross_entropy(leaf, labels, smoothing), scores.double())
+    _, logits, labels = draw(seed)
+    value, gradient = with_gradient(lambda leaf: identity_loss(leaf, labels, smoothing), logits)
+    expected = with_gradient(lambda leaf: reference.label_smoothed_cross_entropy(leaf, labels, smoothing), logits.double())
     assert relative_error(value, expected[0]) < 1e-5
     assert relative_error(gradient, expected[1]) < 1e-5
 
 
 def test_losses_are_computed_in_float32_under_autocast():
-    features, scores, labels = draw(4)
-    outputs = (scores.bfloat16(), features.bfloat16())
-    expected = total_loss(tiny_cfg(), [part.float() for part in outputs], labels, [1.0])
+    features, logits, labels = draw(4)
+    outputs = (logits.bfloat16(), features.bfloat16())
+    expected, _ = total_loss(tiny_cfg(), [part.float() for part in outputs], labels, ONE)
     with torch.autocast("cpu", torch.bfloat16):
-        found = total_loss(tiny_cfg(), outputs, labels, [1.0])
+        found, _ = total_loss(tiny_cfg(), outputs, labels, ONE)
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -108,22 +111,21 @@ def test_losses_are_computed_in_float32_under_autocast():
     (["SOLVER.MARGIN", "0.8"], 1.0, 1.0, 0.1, None),
 ], ids=str)
 def test_total(opts, id_weight, triplet_weight, smoothing, margin):
-    pair_weights = (0.3, 2.0)
     outputs, expected = [], 0.0
-    for seed, weight in zip((5, 6), pair_weights, strict=True):
-        features, scores, _ = draw(seed, classes=6)
+    for seed, weight in zip((5, 6), PAIRS.values(), strict=True):
+        features, logits, _ = draw(seed, classes=6)
         labels = draw(5)[2]
-        outputs += [scores, features]
+        outputs += [logits, features]
         expected += weight * (
-            id_weight * float(reference.label_smoothed_cross_entropy(scores.double(), labels, smoothing))
+            id_weight * float(reference.label_smoothed_cross_entropy(logits.double(), labels, smoothing))
             + triplet_weight * float(reference.batch_hard_triplet_loss(features.double(), labels, margin)))
-    assert float(total_loss(tiny_cfg(*opts), tuple(outputs), labels, pair_weights)) == pytest.approx(expected, rel=1e-5)
+    assert float(total_loss(tiny_cfg(*opts), tuple(outputs), labels, PAIRS)[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_total_wants_a_weight_for_every_pair():
-    features, scores, labels = draw(7)
+    features, logits, labels = draw(7)
     with pytest.raises(ValueError):
-        total_loss(tiny_cfg(), (scores, features, scores, features), labels, [1.0])
+        total_loss(tiny_cfg(), (logits, features, logits, features), labels, ONE)
 
 
 # Centers
@@ -133,7 +135,7 @@ CENTER = ["MODEL.METRIC_LOSS_TYPE", "triplet_center"]
 
 
 def draw_pairs(classes=6):
-    """(scores, feature) pairs of the WIDTHS for one batch, as a flat list, and its labels."""
+    """(logits, feature) pairs of the WIDTHS for one batch, as a flat list, and its labels."""
     outputs = []
     for seed, width in enumerate(WIDTHS, start=5):
         generator = torch.Generator().manual_seed(seed)
@@ -201,7 +203,7 @@ def test_a_models_widths_are_those_of_its_training_features(opts):
     outputs = model.train()(images, cameras)
     losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
     assert [tuple(loss.centers.shape) for loss in losses] == [(CLASSES, feature.shape[1]) for feature in outputs[1::2]]
-    total_loss(cfg, outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights, losses).backward()
+    total_loss(cfg, outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights, losses)[0].backward()
     assert all(loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all() for loss in losses)
 
 
@@ -215,18 +217,44 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
     torch.manual_seed(2)
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    pair_weights = (0.3, 2.0)
     expected = float(sum(auxiliary))
-    for index, weight in enumerate(pair_weights):
-        scores, features = (part.double() for part in outputs[2 * index:2 * index + 2])
-        pair = 0.25 * float(reference.label_smoothed_cross_entropy(scores, labels, 0.1))
+    for index, weight in enumerate(PAIRS.values()):
+        logits, features = (part.double() for part in outputs[2 * index:2 * index + 2])
+        pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
         if "triplet" in kind and sampler == "softmax_triplet":
             pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
         if "center" in kind:
             pair += 0.02 * float(reference.center_loss(features, labels, losses[index].centers.detach().double()))
         expected += weight * pair
-    found = total_loss(cfg, (*outputs, *auxiliary), labels, pair_weights, losses)
+    found, _ = total_loss(cfg, (*outputs, *auxiliary), labels, PAIRS, losses)
     assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
+    cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
+    torch.manual_seed(2)
+    losses = make_center_losses(cfg, 6, WIDTHS)
+    outputs, labels = draw_pairs()
+    total, parts = total_loss(cfg, [part.requires_grad_() for part in (*outputs, torch.tensor(0.5))], labels, PAIRS, losses)
+    assert list(parts) == ["auxiliary", *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center"))]
+    assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
+    assert float(total.detach()) == pytest.approx(float(sum(parts.values())), rel=1e-6)
+    assert float(parts["auxiliary"]) == 0.5
+    with torch.no_grad():
+        assert float(parts["triplet/original"]) == pytest.approx(2 * 3 * float(batch_hard_triplet_loss(outputs[3], labels)))
+        assert float(parts["center/sdtps"]) == pytest.approx(0.3 * 0.0005 * float(losses[0](outputs[1], labels)))
+
+
+def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
+    monkeypatch.setitem(LOSSES, "length", lambda cfg, head: 0.1 * head.features.norm(dim=1).mean())
+    outputs, labels = draw_pairs()
+    total, parts = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    monkeypatch.undo()
+    without, _ = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    expected = {head: 0.1 * weight * float(features.norm(dim=1).mean())
+                for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)}
+    assert {head: float(parts[f"length/{head}"]) for head in PAIRS} == pytest.approx(expected)
+    assert float(total - without) == pytest.approx(sum(expected.values()), rel=1e-4)
 
 
 def test_center_is_computed_in_float32_under_autocast():
@@ -234,7 +262,7 @@ def test_center_is_computed_in_float32_under_autocast():
     half = [part.bfloat16() for part in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
-    expected = total_loss(cfg, [part.float() for part in half], labels, [1.0, 1.0], losses)
+    expected, _ = total_loss(cfg, [part.float() for part in half], labels, PAIRS, losses)
     with torch.autocast("cpu", torch.bfloat16):
-        found = total_loss(cfg, half, labels, [1.0, 1.0], losses)
+        found, _ = total_loss(cfg, half, labels, PAIRS, losses)
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)

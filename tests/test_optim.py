@@ -132,7 +132,7 @@ def test_three_steps_by_hand(name):
     for seed in range(3):
         images, cameras = random_images(seed)
         optimizer.zero_grad()
-        total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights).backward()
+        total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights)[0].backward()
         values = {key: BY_HAND[name](values[key], parameter.grad.double(), states[key], *settings[id(parameter)])
                   for key, parameter in trained.items()}
         optimizer.step()
@@ -174,7 +174,7 @@ def test_optimizer_steps(name):
         assert {group["momentum"] for group in optimizer.param_groups} == {0.7}
     images, cameras = random_images(1)
     labels = torch.tensor([0, 0, 1, 1])
-    total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights).backward()
+    total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights)[0].backward()
     optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
@@ -196,7 +196,7 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
     images, cameras = random_images(1)
     labels = torch.tensor([0, 0, 2, 3])
     outputs = model.train()(images, cameras)
-    total_loss(cfg, outputs, labels, model.pair_weights, losses).backward()
+    total_loss(cfg, outputs, labels, model.pair_weights, losses)[0].backward()
     optimizer = make_center_optimizer(cfg, losses)
     optimizer.step()
     assert len(losses) == 2

@@ -11,7 +11,7 @@ from tiny import CAMERAS, tiny_cfg
 from torch import nn
 from weight_files import message, save_archive, save_torch, save_torch_before_zip
 
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.pretrained import load_pretrained, read_source, read_weights, resize_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
@@ -31,7 +31,7 @@ def test_position_embedding_of_no_square_grid(count):
 
 def tiny_backbone(*opts):
     torch.manual_seed(2)
-    return Backbone(tiny_cfg(*opts), CAMERAS)
+    return make_backbone(tiny_cfg(*opts), CAMERAS)
 
 
 @lru_cache

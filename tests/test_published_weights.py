@@ -10,7 +10,7 @@ from tiny import CAMERAS, tiny_cfg
 from weight_files import message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
@@ -69,7 +69,7 @@ def real_backbone(name, stride):
     """A backbone with whatever is in memory: what is not loaded into it shows."""
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{stride}, {stride}]"])
     with torch.device("meta"):
-        backbone = Backbone(cfg, CAMERAS)
+        backbone = make_backbone(cfg, CAMERAS)
     return backbone.to_empty(device="cpu")
 
 
@@ -143,7 +143,7 @@ def test_tags_on_the_hub_are_named_and_free(name):
 
 @pytest.mark.parametrize("name", [*HUB_TAGS, "test_vit"])
 def test_hub_without_a_network(name):
-    backbone = Backbone(tiny_cfg(), CAMERAS)
+    backbone = make_backbone(tiny_cfg(), CAMERAS)
     before = {key: tensor.clone() for key, tensor in backbone.state_dict().items()}
     with torch.device("meta"):  # timm makes the model before it looks for weights
         text = message(lambda: load_pretrained(backbone, name, "hub"))
@@ -164,7 +164,7 @@ def test_hub_with_weights_that_were_downloaded_before(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", "test_vit"])  # 256×128 images, patches of 16
-    backbone = Backbone(cfg, CAMERAS)
+    backbone = make_backbone(cfg, CAMERAS)
     report = load_pretrained(backbone, "test_vit", "hub")
     state = backbone.vit.state_dict()
     for name, tensor in state.items():

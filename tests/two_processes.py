@@ -45,7 +45,7 @@ def steps(cfg) -> dict:
         outputs = network({modality: distributed.share_of_batch(image) for modality, image in images.items()},
                           distributed.share_of_batch(cameras))
         outputs = [distributed.gathered(output) if isinstance(output, torch.Tensor) else output for output in outputs]
-        loss = total_loss(cfg, outputs, distributed.gathered(distributed.share_of_batch(labels)), model.pair_weights)
+        loss, _ = total_loss(cfg, outputs, distributed.gathered(distributed.share_of_batch(labels)), model.pair_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

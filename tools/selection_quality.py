@@ -34,7 +34,7 @@ from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
 from demo_sdtps.engine.evaluation.selection import Quality, check_selector, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.modeling.backbone import Backbone
+from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.make_synthetic import MASKS
 

@@ -14,10 +14,11 @@ IDENTITY_ALONE = ("MODEL.TRIPLET_LOSS_WEIGHT", "0")
 WITH_CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
 LABELS = torch.tensor([0, 1, 2, 3] * 3)
 IDENTITIES, WIDTH = 6, 10
+ONE = {"original": 1.0}
 
 
 def draw(seed=1):
-    """Scores and features of one pair."""
+    """Logits and features of one head."""
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(IDENTITIES, WIDTH, generator=generator)
     features = centers[LABELS] + 0.7 * torch.randn(len(LABELS), WIDTH, generator=generator)
@@ -25,7 +26,7 @@ def draw(seed=1):
 
 
 def loss_of(cfg, center_losses=()):
-    return float(total_loss(cfg, draw(), LABELS, [1.0], center_losses).detach())
+    return float(total_loss(cfg, draw(), LABELS, ONE, center_losses)[0].detach())
 
 
 def triplet(margin=None):
@@ -94,7 +95,7 @@ def step_of_the_centers_over_the_gradient(cfg):
     start = losses[0].centers.detach().double().requires_grad_()
     reference.center_loss(draw()[1].double(), LABELS, start).backward()
     optimizer = make_center_optimizer(cfg, losses)
-    total_loss(cfg, draw(), LABELS, [1.0], losses).backward()
+    total_loss(cfg, draw(), LABELS, ONE, losses)[0].backward()
     optimizer.step()
     return float((start - losses[0].centers).detach().norm() / start.grad.norm())
 
@@ -102,6 +103,6 @@ def step_of_the_centers_over_the_gradient(cfg):
 @effect("MODEL.SDTPS_LOSS_WEIGHT", {"1.0": approx(1.0), "0.2": approx(0.2)})
 def weight_of_the_sdtps_pair(cfg):
     first, second = draw(1), draw(2)
-    both = total_loss(cfg, (*first, *second), LABELS, model_of(cfg).pair_weights)
-    alone = [total_loss(cfg, pair, LABELS, [1.0]) for pair in (first, second)]
+    both, _ = total_loss(cfg, (*first, *second), LABELS, model_of(cfg).pair_weights)
+    alone = [total_loss(cfg, pair, LABELS, ONE)[0] for pair in (first, second)]
     return float((both - alone[1]) / alone[0])

@@ -76,7 +76,7 @@ def a_step_moves_the_backbones_weights_and_the_rest(cfg):
     model = model_of(cfg)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     optimizer = make_optimizer(cfg, model)
-    total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.pair_weights).backward()
+    total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.pair_weights)[0].backward()
     optimizer.step()
     moved = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
     # A BatchNorm's bias is fixed in any case.

@@ -194,12 +194,12 @@ def epoch_of_the_best_checkpoint(cfg):
 
 
 @effect("SOLVER.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
-def type_of_the_scores_in_training(cfg):
+def type_of_the_logits_in_training(cfg):
     device = choose_device(cfg)
     model = model_of(cfg).train()
     with autocast(device, choose_precision(cfg.SOLVER.AMP, device)):
         outputs = model(*images_of(cfg))
-        total_loss(cfg, outputs, LABELS, model.pair_weights).backward()
+        total_loss(cfg, outputs, LABELS, model.pair_weights)[0].backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
     return outputs[0].dtype
 

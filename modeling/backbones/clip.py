@@ -1,0 +1,58 @@
+"""CLIP's image encoder ViT-B/16, in timm's VisionTransformer (docs/method.md; Radford et al., ICML 2021)."""
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.modeling.backbones.base import Transformer
+from demo_sdtps.modeling.backbones.vit import ViT
+
+NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
+WIDTH = 512
+"""Width of CLIP's joint space, to which its projection maps every token."""
+
+QUICK_GELU = 1.702
+
+
+class QuickGELUMlp(Mlp):
+    """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations.
+
+    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. Both factors multiply the weights, which are smaller than the activations,
+    so that one elementwise operation is left that stores one tensor for the backward pass, in place of three that store two.
+    """
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(B, N, C) → (B, N, C)."""
+        weight, bias = (QUICK_GELU * parameter for parameter in self.fc1.parameters())
+        hidden = F.silu(F.linear(tokens, weight, bias))
+        return F.linear(hidden, self.fc2.weight / QUICK_GELU, self.fc2.bias)
+
+    @torch.no_grad()
+    def fold(self) -> nn.Sequential:
+        """The same function for inference; multiplies this module's own weights by the factors, in place."""
+        for parameter in self.fc1.parameters():
+            parameter.mul_(QUICK_GELU)
+        self.fc2.weight /= QUICK_GELU
+        return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
+
+
+class CLIP(ViT):
+    """Camera embedding on the class token only, also for a single camera; projection to C = 512 on all tokens."""
+
+    min_cameras = 1
+    has_new_camera_embedding = True
+    camera_on_patches = False
+
+    def learning_rate(self, base_lr: float) -> float:
+        return 5e-6
+
+    def _build(self, cfg: CfgNode) -> Transformer:
+        vit = self._create(cfg, NAME_IN_TIMM, mlp_layer=QuickGELUMlp)
+        vit.head = nn.Linear(vit.embed_dim, WIDTH, bias=False)
+        return vit
+
+    def _fold(self) -> None:
+        for block in self.vit.blocks:
+            if isinstance(block.mlp, QuickGELUMlp):
+                block.mlp = block.mlp.fold()
