@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.plain import loader_kwargs as plain
+from demo_sdtps.benchmarks.plain import loading as plain
 from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, train_loader
-from demo_sdtps.datasets.transforms import train_transform
+from demo_sdtps.datasets.transforms import TrainTransform
 from demo_sdtps.engine.evaluate import make_test_data
 from demo_sdtps.engine.loop import logger as training_log
 from demo_sdtps.engine.runtime import choose_device, set_seed
@@ -69,7 +69,7 @@ def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:
 def loading_seconds(root: Path, rounds: int) -> dict[str, float]:
     """Seconds per triplet of the plain way ('reference') and of ours, from the files to normalised tensors."""
     cfg, samples = training_samples(root)
-    dataset = TripletDataset(samples, [0] * len(samples), train_transform(cfg), cache=False)
+    dataset = TripletDataset(samples, [0] * len(samples), TrainTransform(cfg), cache=False)
     augment = plain.train_transform(cfg)
     with one_thread():
         seconds = in_turns("loading", {

@@ -13,7 +13,7 @@ from demo_sdtps.engine.resume import Resumed
 from demo_sdtps.engine.retrieval import as_table
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.seps import SEPSLoss
-from demo_sdtps.seps.captions import CaptionBatch, batches
+from demo_sdtps.seps.captions import CaptionBatch, caption_batches
 from demo_sdtps.seps.evaluation import RetrievalData, evaluate
 from demo_sdtps.seps.model import SEPS
 
@@ -46,7 +46,7 @@ class SEPSTraining(Training):
         self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
     def batches(self) -> Iterator[CaptionBatch]:
-        return batches(self.loader)
+        return caption_batches(self.loader)
 
     def step(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
         with autocast(self.device, self.precision):
