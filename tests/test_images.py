@@ -124,5 +124,6 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "large.jpg"
     Image.new("RGB", (64, 64)).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses twice as many
+    monkeypatch.setattr("demo_sdtps.datasets.images.MAX_PIXELS", 1000)
     with pytest.raises(UserError, match=r"large\.jpg"):
         decode(str(path))
