@@ -16,7 +16,7 @@ from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.run.folder import run_folder
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.seps.captions import train_loader
+from demo_sdtps.seps.captions import caption_loader
 from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_caption_splits
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -44,7 +44,7 @@ def main() -> None:
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)
     model, report = make_seps(cfg)
-    loader = train_loader(cfg, splits["train"], tokenizer)
+    loader = caption_loader(cfg, splits["train"], tokenizer)
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
 

@@ -1,1 +1,1 @@
-"""What is measured beside the field's plain formulations: run.py makes the tables of docs/performance.md and docs/seps.md."""
+"""Measurements of speed and memory relative to the plain formulations of benchmarks/plain."""

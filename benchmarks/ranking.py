@@ -1,4 +1,4 @@
-"""The part of benchmarks/run.py on ranking: mAP and CMC, and re-ranking, beside the field's whole matrices (docs/method.md)."""
+"""Benchmarks of mAP and CMC, and of re-ranking, relative to whole matrices (docs/method.md)."""
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,16 +14,16 @@ from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 GIB = 2**30
 CAMERAS = 6
 PER_IDENTITY = 21
-"""Gallery samples of an identity, as in Market-1501."""
+"""Gallery samples per identity, as in Market-1501."""
 SPREAD = 1.5
-"""Length of what is a sample's own, where its identity's centre has length 1."""
+"""Norm of the deviation of a sample from the centre of its identity, which has norm 1."""
 
-Case = tuple[torch.Tensor, ...]
-"""Features, identities and cameras of query and gallery, in `evaluate_ranking`'s order."""
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Features, identities and cameras of query and gallery, in the order of `evaluate_ranking`."""
 
 
 def ranking_rows(quick: bool = False) -> list[Row]:
-    """mAP and CMC: speed beside the loop, cost by the size of the gallery, and memory; `quick` takes tiny sizes."""
+    """mAP and CMC: speed relative to the loop, time by the size of the gallery, and memory; `quick`: tiny sizes."""
     queries, gallery, width, rounds = (40, 300, 16, 1) if quick else (3368, 15_913, 128, 2)
     case = clustered(queries, gallery, width)
     distance = squared_distances(*case[:2])
@@ -42,9 +42,9 @@ def ranking_rows(quick: bool = False) -> list[Row]:
 
 
 def reranking_rows(quick: bool = False) -> list[Row]:
-    """k-reciprocal re-ranking with its defaults: speed beside whole matrices, and memory; `quick` takes tiny sizes.
+    """k-reciprocal re-ranking with its defaults: speed relative to whole matrices, and memory; `quick`: tiny sizes.
 
-    RGBNT201 has all images of its test split in query and gallery both.
+    The first case has the same images in query and gallery, as RGBNT201.
     """
     queries, gallery, width, rounds = (30, 60, 16, 1) if quick else (836, 836, 1536, 4)
     query, other = clustered(queries, gallery, width)[:2]
@@ -61,17 +61,17 @@ def reranking_rows(quick: bool = False) -> list[Row]:
 
 
 def _linear_rows(quick: bool) -> list[Row]:
-    """Seconds to rank one query in a million gallery samples, at the rate of galleries of several sizes; 1 is linear."""
+    """Seconds per query and million of gallery samples for several sizes of the gallery; a ratio of 1 is linear."""
     queries, sizes = (4, (300, 600, 1200)) if quick else (32, (15_913, 250_000, 1_000_000))
     cases = {size: clustered(queries, size, 128) for size in sizes}
-    seconds = in_turns("galleries", {size: lambda case=case: evaluate_ranking(*case) for size, case in cases.items()}, 2)
+    seconds = in_turns("galleries", {size: partial(evaluate_ranking, *case) for size, case in cases.items()}, 2)
     rates = {size: 1e6 * found / size / queries for size, found in seconds.items()}
     return [Row(f"mAP and CMC per query and million of gallery, of {size:,} beside {sizes[0]:,}", rates[sizes[0]], rates[size],
                 "s", rates[sizes[0]] / rates[size]) for size in sizes[1:]]
 
 
 def _ranking_memory_rows(quick: bool) -> list[Row]:
-    """Memory of the largest gallery; few queries suffice, as more need time, and memory for nothing but their features."""
+    """Memory for a large gallery; more queries need memory for their features only."""
     size = (20, 2000, 16) if quick else (128, 1_000_000, 512)
     return _cost_rows(f"mAP and CMC of {size[0]:,} × {size[1]:,}, width {size[2]}; 10,000 queries are 20 MB more",
                       rank_random, size, 4)
@@ -85,25 +85,27 @@ def _cost_rows(what: str, work: Callable[..., object], size: tuple[int, int, int
 
 
 def rank_random(queries: int, gallery: int, width: int) -> None:
-    """What a new process does whose memory is measured."""
+    """Work of a process whose memory is measured."""
     evaluate_ranking(*clustered(queries, gallery, width))
 
 
 def rerank_random(queries: int, gallery: int, width: int) -> None:
-    """What a new process does whose memory is measured."""
+    """Work of a process whose memory is measured."""
     k_reciprocal(*clustered(queries, gallery, width)[:2])
 
 
 def clustered(queries: int, gallery: int, width: int) -> Case:
-    """Random L2-normalised features around a centre per identity, with about `PER_IDENTITY` gallery samples each."""
+    """Random L2-normalised features around one centre per identity, with about `PER_IDENTITY` gallery samples each."""
     generator = torch.Generator().manual_seed(0)
     identities = max(2, gallery // PER_IDENTITY)
     centres = F.normalize(torch.randn(identities, width, generator=generator), dim=1)
-    sides = []
-    for samples in (queries, gallery):
+
+    def side(samples: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         own = torch.arange(samples) % identities
         features = torch.randn(samples, width, generator=generator).mul_(SPREAD / width**0.5)
-        for rows in torch.arange(samples).split(1 << 14):  # no second copy of a large gallery
+        for rows in torch.arange(samples).split(1 << 14):  # without a second copy of a large gallery
             features[rows] = F.normalize(features[rows] + centres[own[rows]], dim=1)
-        sides.append((features, own, torch.randint(CAMERAS, (samples,), generator=generator)))
-    return tuple(side for pair in zip(*sides, strict=True) for side in pair)
+        return features, own, torch.randint(CAMERAS, (samples,), generator=generator)
+
+    (query_features, query_ids, query_cameras), (gallery_features, gallery_ids, gallery_cameras) = side(queries), side(gallery)
+    return query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras

@@ -1,4 +1,4 @@
-"""What the parts of benchmarks/run.py share: a row of its table, timing in turns, and the memory of a process."""
+"""Shared parts of the benchmarks: rows of the table, interleaved timing, and peak memory of a process."""
 import multiprocessing
 import resource
 import statistics
@@ -16,27 +16,26 @@ Case = TypeVar("Case", bound=Hashable)
 
 
 class Row(NamedTuple):
-    """One line of the table: `reference` and `ours` are measured in `unit`, None where there is nothing to measure."""
+    """Row of the table; `reference` and `ours` in `unit`, None where not measured; `ratio` is how many times better ours is."""
 
     what: str
     reference: float | None
     ours: float | None
     unit: str
     ratio: float | None
-    """How many times better ours is."""
     target: str = ""
     met: bool | None = None
 
 
 def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = None) -> Row:
-    """A row of the seconds of 'reference' and 'ours', whose ratio is to be `at_least` so much."""
+    """Row of the seconds of 'reference' and 'ours', with a target for their ratio."""
     ratio = seconds["reference"] / seconds["ours"]
-    target = {} if at_least is None else {"target": f"≥ {at_least:g}×", "met": ratio >= at_least}
-    return Row(what, seconds["reference"], seconds["ours"], "s", ratio, **target)
+    target, met = ("", None) if at_least is None else (f"≥ {at_least:g}×", ratio >= at_least)
+    return Row(what, seconds["reference"], seconds["ours"], "s", ratio, target, met)
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table; where there is no target, the last two columns are empty."""
+    """Rows as a Markdown table."""
     lines = [("what", "reference", "ours", "times better", "target", "met"), ("---",) * 6]
     for row in rows:
         lines.append((row.what, _with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit),
@@ -54,28 +53,28 @@ def _with_unit(value: float | None, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, or more before the point; a number without unit just below 1, such as a cosine, has five."""
+    """Three significant digits; five for numbers just below 1, such as cosines."""
     if 0.99 < value < 1:
         return f"{value:.5f}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4) -> None:
-    """Raise `RuntimeError` where two sides that are to be timed do not compute the same (largest difference, absolute)."""
+    """Raise `RuntimeError` where the largest absolute difference of the results exceeds `tolerance`."""
     difference = (ours - reference).abs().max().item()
-    if not difference <= tolerance:  # not a number is not below it either
+    if not difference <= tolerance:  # also for NaN
         raise RuntimeError(f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared.")
 
 
 def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
              device: str | torch.device = "cpu") -> dict[Case, float]:
-    """Median seconds of every case, by its name.
+    """Median seconds of each case.
 
-    The cases run one after the other in every round, so that a busy moment of the machine falls on all of them; a first
-    round warms up and is not counted.
+    Every round runs all cases, so that other load on the machine affects all of them; the first round is a warm-up.
+    (torch.utils.benchmark times one case after the other, which makes ratios depend on such load.)
     """
     device = torch.device(device)
-    seconds = {name: [] for name in cases}
+    seconds: dict[Case, list[float]] = {name: [] for name in cases}
     for _ in progress(range(rounds + 1), what, unit="round"):
         for name, work in cases.items():
             started = time.perf_counter()
@@ -87,9 +86,9 @@ def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
 
 
 def peak_memory(work: Callable[..., object], *arguments) -> int:
-    """The most bytes that a new process had in memory which did `work(*arguments)`, a function of a module's top level.
+    """Peak memory in bytes of a new process that calls `work(*arguments)`, a top-level function of a module.
 
-    Everything counts: Python and torch themselves are about 300 MB of it.
+    Includes Python and torch, about 300 MB.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_of, (work, arguments))
@@ -97,7 +96,7 @@ def peak_memory(work: Callable[..., object], *arguments) -> int:
 
 def _peak_of(work: Callable[..., object], arguments: tuple) -> int:
     work(*arguments)
-    # On Linux ru_maxrss of a new process starts at its parent's peak.
+    # On Linux ru_maxrss of a new process starts at the peak of its parent.
     for line in Path("/proc/self/status").read_text().splitlines() if sys.platform == "linux" else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

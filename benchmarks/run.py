@@ -1,4 +1,4 @@
-"""Speed and memory beside the field's plain formulation, measured in turns in one run: a table and JSON.
+"""Speed and memory relative to the plain formulation, measured alternately in one run: a table and JSON.
 
     python benchmarks/run.py
     python benchmarks/run.py ranking data --quick
@@ -15,13 +15,13 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 
 import argparse
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from demo_sdtps.benchmarks import model as benchmark_model
 from demo_sdtps.benchmarks.data import data_rows
+from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
@@ -34,30 +34,30 @@ from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command, commit, machine, versions
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "RGBNT201"
-
-PARTS = {
-    "model": "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
-    "fusion": "HDM and ATMoE alone",
-    "sdtps": "SDTPS alone, and its share of the whole forward",
-    "seps": "similarities of images and captions",
-    "evaluation": "the evaluation of an epoch, from images to mAP",
-    "ranking": "mAP and CMC, up to a million gallery samples",
-    "reranking": "k-reciprocal re-ranking",
-    "data": "decoding, augmentation, and how long training waits for data",
+PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {
+    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
+    "fusion": ("HDM and ATMoE alone", lambda quick: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
+    "sdtps": ("SDTPS alone, and its share of the whole forward",
+              lambda quick: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
+    "seps": ("similarities of images and captions", seps_rows),
+    "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),
+    "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
+    "reranking": ("k-reciprocal re-ranking", reranking_rows),
+    "data": ("decoding, augmentation, and waiting time of training", data_rows),
 }
+"""Description and rows of each part; a function takes `quick`."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure this code beside the plain formulation of benchmarks/plain, which does what DeMo's code does, in "
-                    "the same run, and print a Markdown table: seconds or memory of both, how many times better ours is, "
-                    "and the target. Without names of parts all are measured, which takes some ten minutes on two cores.",
-        epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, text in PARTS.items()),
+        description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in "
+                    "one run, and print a Markdown table: seconds or memory of both, how many times better ours is, "
+                    "and the target. All parts take about ten minutes on two cores.",
+        epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="what to measure (default: everything)")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs: no results")
-    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
+    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
     for part in arguments.parts:
         if part not in PARTS:
@@ -65,10 +65,9 @@ def main() -> None:
     if arguments.json:
         check_output_file(arguments.json, ".json")
     logging.getLogger().setLevel(logging.WARNING)
-    found = {part: [] for part in PARTS if part in arguments.parts or not arguments.parts}
-    for part, rows in progress(found.items(), "measuring", unit="part"):
-        rows += measure(part, arguments.quick)
-    device = choose_device(load_cfg(CONFIGS / "DeMo.yml"))
+    parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
+    found = {part: list(PARTS[part][1](arguments.quick)) for part in progress(parts, "measuring", unit="part")}
+    device = choose_device(load_cfg("RGBNT201/DeMo.yml"))
     record = {"command": command(), **commit(), "versions": versions(device), "quick": arguments.quick,
               "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None},
               "parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
@@ -77,18 +76,8 @@ def main() -> None:
         write_json(arguments.json, record)
 
 
-def measure(part: str, quick: bool) -> Iterable[Row]:
-    """The rows of one part."""
-    if part == "fusion":
-        return fusion_rows(load_cfg(CONFIGS / "DeMo.yml"), quick)
-    if part == "sdtps":
-        return sdtps_rows(load_cfg(CONFIGS / "DeMo_SDTPS.yml"), quick)
-    return {"model": benchmark_model.model_rows, "evaluation": benchmark_model.evaluation_rows, "ranking": ranking_rows,
-            "reranking": reranking_rows, "seps": seps_rows, "data": data_rows}[part](quick)
-
-
 def as_report(record: dict) -> str:
-    """What --json writes, as Markdown: one line on command, machine and versions, and the table."""
+    """Record of --json as Markdown: command, machine and versions, and the table."""
     made, what = record["versions"], record["machine"]
     half = "with" if what["bfloat16"] else "without"
     where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]

@@ -1,4 +1,4 @@
-"""Part of benchmarks/run.py on SEPS: similarities of images and captions, beside a loop over the captions (docs/seps.md)."""
+"""Benchmarks of SEPS: similarities of images and captions, relative to a loop over the captions (docs/seps.md)."""
 from functools import partial
 
 import torch
@@ -10,7 +10,7 @@ from demo_sdtps.seps import CrossSparseAggrNet
 
 TARGET = 5
 WORDS, LONG_WORDS = (8, 24), (30, 60)
-"""Words of captions and of long ones, as tokens of BERT: the shortest, the longest."""
+"""Range of the number of tokens of captions and of long captions."""
 VERSIONS = {"open": False, "paper": True}
 GIB = 2**30
 
@@ -18,7 +18,7 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def seps_rows(quick: bool = False) -> list[Row]:
-    """Similarities of as many images as captions, each with a long one, in evaluation and training; `quick` takes tiny sizes.
+    """Similarities of equally many images and captions with long captions, in evaluation and training; `quick`: tiny sizes.
 
     Raises `RuntimeError` where the similarities differ.
     """
@@ -39,7 +39,7 @@ def seps_rows(quick: bool = False) -> list[Row]:
 
 
 def draw(images: int, captions: int, patches: int, width: int) -> Batch:
-    """Random tokens of images, captions with their lengths, and as many long ones: the network's arguments."""
+    """Random arguments of the network: image tokens, captions and lengths, long captions and lengths."""
     texts = []
     for shortest, longest in (WORDS, LONG_WORDS):
         texts += [torch.randn(captions, longest, width), torch.randint(shortest, longest + 1, (captions,))]
@@ -47,16 +47,15 @@ def draw(images: int, captions: int, patches: int, width: int) -> Batch:
 
 
 def _memory_rows(quick: bool) -> list[Row]:
-    """What more captions add to the memory of an evaluation, beside the captions themselves."""
+    """Peak memory of an evaluation with few and many captions."""
     images, few, many = (8, 4, 8) if quick else (100, 50, 500)
     patches, width = (16, 32) if quick else (196, 512)
-    small, large = (peak_memory(_evaluate_drawn, images, captions, patches, width) for captions in (few, many))
-    return [Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None, peak / GIB, "GiB", None)
-            for captions, peak in ((few, small), (many, large))]
+    return [Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None,
+                peak_memory(_evaluate_drawn, images, captions, patches, width) / GIB, "GiB", None) for captions in (few, many)]
 
 
-def _evaluate_drawn(*sizes: int) -> None:
-    _evaluate(CrossSparseAggrNet(sizes[3], sizes[2], use_paper_version=True), draw(*sizes))
+def _evaluate_drawn(images: int, captions: int, patches: int, width: int) -> None:
+    _evaluate(CrossSparseAggrNet(width, patches, use_paper_version=True), draw(images, captions, patches, width))
 
 
 @torch.no_grad()
@@ -65,8 +64,7 @@ def _evaluate(network: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _train(network: nn.Module, batch: Batch) -> None:
-    """Forward and backward, with gradients at tokens, words and parameters."""
+    """Forward and backward, with gradients of image tokens, words and parameters."""
     network.zero_grad()
-    leaves = [part.detach().requires_grad_() if part.is_floating_point() else part
-              for part in batch]
+    leaves = [part.detach().requires_grad_() if part.is_floating_point() else part for part in batch]
     network.train()(*leaves)[0].sum().backward()

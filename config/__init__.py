@@ -1,4 +1,4 @@
-"""The configuration: a schema of every key, and the way from a file and the command line to a checked CfgNode."""
+"""Configuration: a schema of all keys, and the loading of a checked CfgNode from a file and the command line."""
 from demo_sdtps.config.common import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
 from demo_sdtps.config.load import get_cfg, load_cfg, with_values
 

@@ -1,4 +1,4 @@
-"""What every command shares: the flags for a configuration, and how a user's mistake is told."""
+"""Shared parts of all commands: flags of the configuration, and error messages."""
 import argparse
 import re
 import sys
@@ -13,7 +13,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
-KEYS_FLAG_HELP = "print the configuration keys whose name holds TEXT (all without it) with defaults, and exit"
+KEYS_FLAG_HELP = "print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit"
 
 
 class _PrintKeys(argparse.Action):
@@ -26,69 +26,70 @@ class _PrintKeys(argparse.Action):
 
 
 def positive_int(text: str) -> int:
-    """A flag's value as a whole number above 0, for argparse."""
+    """Type of a flag for argparse: a whole number above 0."""
     value = int(text)
     if not 0 < value < 2**31:
         raise argparse.ArgumentTypeError(f"{text} is not above 0, or far too large")
     return value
 
 
-positive_int.__name__ = "whole number"  # which argparse shows where int() fails
+positive_int.__name__ = "whole number"  # shown by argparse where int() fails
 
 
 class CheckpointFlag(NamedTuple):
-    """A flag that says which checkpoint a command uses; where no --config_file is given, its configuration is taken."""
+    """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
+
+    `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
+    checkpoint.
+    """
 
     name: str
     metavar: str
     gives: str
-    """What its value is."""
     key: str
-    """The configuration key that it stands for."""
     stored: Callable[[Path], StoredText]
-    """The configuration that the checkpoint holds, from the flag's value."""
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
                   checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
-    """A parser of the flags for a configuration of `schema`: --config_file, which may be left out where there is a
-    `checkpoint` flag, that flag, --keys, and the KEY VALUE pairs that override everything."""
+    """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
+    KEY VALUE pairs, which override the rest."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
-    default = f" (default: the configuration that the checkpoint of --{checkpoint.name} holds)" if checkpoint else ""
+    default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
     if checkpoint:
         parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
-                            help=f"{checkpoint.gives} (the same as the key {checkpoint.key})")
+                            help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys, help=KEYS_FLAG_HELP)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
-                        help="configuration keys and values that override the file's, e.g. SOLVER.MAX_EPOCHS 10 or "
+                        help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
                              "SOLVER.MAX_EPOCHS=10")
     return parser
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments of a `config_parser` and the checked configuration. Raises `UserError`."""
-    # argparse takes a value such as -1e-4 for a flag, unless a space comes before it; the configuration strips it.
-    arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in sys.argv[1:]])
-    pairs, checkpoint = list(pairs_of([word.strip() for word in arguments.opts])), arguments.checkpoint
+    """Arguments of a `config_parser`, and the checked configuration. Raises `UserError`."""
+    # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
+    arguments = parser.parse_intermixed_args([f" {arg}" if NEGATIVE.fullmatch(arg) else arg for arg in sys.argv[1:]])
+    pairs, checkpoint = list(pairs_of([arg.strip() for arg in arguments.opts])), arguments.checkpoint
     if checkpoint and getattr(arguments, checkpoint.key):
         pairs.append((checkpoint.key, getattr(arguments, checkpoint.key)))
     config = arguments.config_file
     if config is None:
         path = dict(pairs).get(checkpoint.key)
         if not path:
-            raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which holds its own, or "
+            raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                             f"--config_file a YAML file such as {arguments.schema.example}.")
         config = checkpoint.stored(Path(path))
-    return arguments, load_cfg(config, [word for pair in pairs for word in pair], arguments.schema)
+    return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a real bug keeps its trace.
+    """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    So does what the system refuses (a name too long, a folder not readable, no memory left), which is no bug either.
+    Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`.
     """
     try:
         main()
@@ -97,7 +98,7 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing left to say
+    except BrokenPipeError:  # the reader of the output (head, less) has ended
         sys.stderr.close()
     except OSError as error:
         if error.filename is None:
@@ -116,6 +117,6 @@ def _fail(sentence: str) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of Python, of a GPU (torch.OutOfMemoryError; torch is not imported here) or of torch on a CPU, which has no type."""
+    """Whether Python, CUDA (torch.OutOfMemoryError; torch is not imported here) or torch on a CPU is out of memory."""
     return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             or "can't allocate memory" in str(error) or "not enough memory" in str(error))

@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before the work, written whole or not at all."""
+"""Output files: checked before the work, written atomically."""
 import json
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from demo_sdtps.config.common import UserError
 
 
 def check_output_file(path: Path, suffix: str) -> Path:
-    """`path`, where a file with this suffix can be written (its folder may have yet to be made). Raises `UserError`."""
+    """`path`. Raises `UserError` where no file with this suffix can be written; its folder need not exist yet."""
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
@@ -18,16 +18,15 @@ def check_output_file(path: Path, suffix: str) -> Path:
 
 @contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """A temporary path beside `path` (whose folder is made) that takes its place at the end, or is removed on failure.
+    """Temporary path in the same folder (created if missing) that replaces `path` at the end, or is removed on failure.
 
-    What was at `path` stays until then, and afterwards as `previous`, if given. Raises `UserError` where it cannot be
-    written, such as on a full disk.
+    The old file is kept as `previous`, if given. Raises `UserError` where it cannot be written, such as on a full disk.
     """
     temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        # On the disk before it takes the name: after a loss of power the name could otherwise be on an empty file.
+        # Flushed before the rename: after a loss of power the name could otherwise belong to an empty file.
         _sync(temporary)
         if previous and path.exists():
             os.replace(path, previous)
@@ -35,14 +34,14 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         _sync(path.parent)
     except OSError as error:
         raise UserError(f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
-                        "place.") from None
+                        "path.") from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or the names in a folder, written to the disk, where the system can do it."""
+    """Flush a file, or the entries of a folder, to the disk, where the system supports it."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -53,6 +52,6 @@ def _sync(path: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write `content` as JSON, whole or not at all. Raises `UserError`."""
+    """Write `content` as JSON atomically. Raises `UserError`."""
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where samples come from: readers of data sets on disk, transforms, samplers and loaders."""
+"""Data sets: readers, transforms, samplers and loaders."""
 import difflib
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,7 +16,7 @@ NAMES = (
     "WMVeID863",
     "Synthetic",
 )
-"""What DATASETS.NAMES may be. A new data set is one file, its name in small letters, and one line here."""
+"""Values of DATASETS.NAMES. A new data set is one file, named in lower case, and one line here."""
 
 READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
 
@@ -24,7 +24,7 @@ __all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity
 
 
 def reader_of(cfg: CfgNode) -> Reader:
-    """The reader of the configured data set. Raises `UserError` for a name that nobody knows."""
+    """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
     name = cfg.DATASETS.NAMES
     if name not in READERS:
         known = {reader.upper(): reader for reader in READERS}
@@ -35,10 +35,9 @@ def reader_of(cfg: CfgNode) -> Reader:
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """The samples of the named splits of the configured data set, by split.
+    """Samples of the configured data set by split.
 
-    Raises `UserError` for an unknown data set, where the folder, a split or one image of a triplet is missing, or where a
-    name does not parse.
+    Raises `UserError` for an unknown data set, a missing folder, split or image, and a file name that does not match.
     """
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     folder = reader.folder_in(root)
@@ -60,9 +59,9 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
 
 
 def _found_instead(name: str, root: Path) -> str:
-    """For a sentence: what there is of a data set that is not where it is expected, or which one there is."""
+    """Part of a message: a renamed folder of the data set, a wrong level, or another data set in `root`."""
     folder = READERS[name].folder
-    # Some folders are named otherwise than their data set.
+    # The names of some folders differ from those of their data sets.
     renamed = folder_in_other_letters(root, folder) or folder_in_other_letters(root, name)
     if renamed:
         return f", but at {renamed}, which must be renamed to {folder}"

@@ -1,7 +1,7 @@
-"""What a data set is: samples with identity and camera, and the checks that every reader shares (docs/data.md)."""
+"""Samples, readers of data sets, and the checks that all readers share (docs/data.md)."""
 import os
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from demo_sdtps.config.common import printable
 SPLITS = ("train", "query", "gallery")
 
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
-"""The modalities' folders in the MSV data sets of vehicles (MSVR310, MSVWild863)."""
+"""Folder of each modality in the MSV data sets of vehicles (MSVR310, MSVWild863)."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One triplet: its images, identity as named on disk, camera from 0, scene.
+    """One triplet: image files, identity as on disk, camera from 0, scene.
 
-    `paths` has one path per modality (RGB, NI, TI), or a single one: an image that holds the three side by side.
+    `paths` has one path per modality (RGB, NI, TI), or a single path of an image with the three side by side.
     """
 
     paths: tuple[str, ...]
@@ -29,11 +29,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reader:
-    """How one data set lies on disk: `read(root, split)` gives the samples of a split, sorted by path.
+    """Reader of one data set: `read(root, split)` returns the samples of a split, sorted by path.
 
-    `layout` is shown to the user when something is missing, and so is `instead`, another way out where the data set as a
-    whole is; `by_scene` chooses the protocol that drops gallery samples of the query's identity and scene rather than
-    identity and camera (docs/method.md); weights may name the data set that they were trained on by one of `trained_as` too.
+    `layout` is part of error messages, and so is `instead`, an alternative where the whole data set is missing. `by_scene`
+    selects the protocol that excludes gallery samples of the query's identity and scene instead of identity and camera
+    (docs/method.md). `trained_as` lists further names of the data set in checkpoints. `locate` maps DATASETS.ROOT_DIR to the
+    folder of the data set where that is not always `folder`.
     """
 
     read: Callable[[Path, str], list[Sample]]
@@ -41,25 +42,23 @@ class Reader:
     by_scene: bool = False
     instead: str = ""
     trained_as: tuple[str, ...] = ()
-    place: Callable[[Path], Path] | None = None
-    """From DATASETS.ROOT_DIR to the data set's own folder, where that is not always `folder` in it."""
+    locate: Callable[[Path], Path] | None = None
 
     @property
     def folder(self) -> str:
-        """Name of the data set's own folder in DATASETS.ROOT_DIR."""
+        """Name of the folder of the data set in DATASETS.ROOT_DIR."""
         return self.layout.split("/")[0]
 
     def folder_in(self, root: Path) -> Path:
-        """The data set's own folder, whether it is there or not."""
-        return self.place(root) if self.place else root / self.folder
+        """Path of the folder of the data set, which need not exist."""
+        return self.locate(root) if self.locate else root / self.folder
 
 
 @dataclass(frozen=True)
 class Naming:
-    """What an image's name says: `pattern` has the groups identity, camera and, where there are scenes, scene.
+    """File names of a data set: `pattern` has the groups identity, camera and optionally scene.
 
-    `example` and `meaning` are shown to the user for a name that does not match; `first_camera` is the number that the
-    data set gives its first camera.
+    `example` and `meaning` are part of error messages; `first_camera` is the number of the first camera in the file names.
     """
 
     pattern: re.Pattern
@@ -68,26 +67,26 @@ class Naming:
     first_camera: int = 1
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
-        """The sample of these images, by the name of the first. Raises `UserError` for a name that does not match."""
+        """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match."""
         match = self.pattern.fullmatch(Path(paths[0]).name)
         if not match:
             raise UserError(f"The image {printable(paths[0])} does not follow the data set's names such as {self.example} "
                             f"({self.meaning}); rename or remove it.")
-        said = {name: int(value) for name, value in match.groupdict().items()}
-        said["camera"] -= self.first_camera
-        return Sample(paths, **said)
+        parsed = {name: int(value) for name, value in match.groupdict().items()}
+        parsed["camera"] -= self.first_camera
+        return Sample(paths, **parsed)
 
 
 def existing(folder: Path) -> Path:
-    """The folder itself. Raises `UserError` where there is none, which says where it seems to be instead."""
+    """`folder`. Raises `UserError` where it is missing, with the probable location."""
     if not folder.is_dir():
         raise UserError(f"The folder {folder} is missing{found_instead(folder)}.")
     return folder
 
 
 def found_instead(folder: Path) -> str:
-    """For a sentence: what there is in place of a missing folder, in other letters or one level too deep; "" for nothing."""
-    # The first folder on the way that is missing.
+    """Part of a message: a folder in other capitalisation or one level too deep in place of a missing one; "" for none."""
+    # The outermost missing folder.
     while not folder.parent.is_dir() and folder.parent != folder:
         folder = folder.parent
     if renamed := folder_in_other_letters(folder.parent, folder.name):
@@ -99,39 +98,38 @@ def found_instead(folder: Path) -> str:
 
 
 def folder_in_other_letters(parent: Path, name: str) -> Path | None:
-    """The folder in `parent` whose name is `name` but for capital and small letters."""
+    """Folder in `parent` with this name, ignoring case."""
     return next((folder for folder in subfolders(parent) if folder.name.casefold() == name.casefold()), None)
 
 
 def subfolders(parent: Path) -> list[Path]:
-    """Sorted; none where `parent` cannot be read."""
+    """Sorted subfolders; none where `parent` cannot be read."""
     try:
         return sorted(path for path in parent.iterdir() if path.is_dir())
     except OSError:
         return []
 
 
-def image_names(folder: Path) -> Set[str]:
-    """Names of the images in a folder, in no order. Raises `UserError` where there is no such folder, or one is no file."""
+def image_names(folder: Path) -> set[str]:
+    """Names of the images in a folder, unordered. Raises `UserError` for a missing folder or an image that is no file."""
     try:
         with os.scandir(existing(folder)) as entries:
             found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
                      for entry in entries if entry.name.endswith(".jpg")}
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be read ({error.strerror}).") from None
-    # Found here, and not on the way: opening a pipe would wait for ever.
+    # Checked before opening: opening a named pipe would block.
     for name, is_file in found.items():
         if not is_file:
             raise UserError(f"The image {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
                             "its triplet.")
-    return found.keys()
+    return set(found)
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """Paths of all triplets in `folder`, whose images have one name in one folder per modality; sorted.
+    """Sorted paths of all triplets in `folder`, whose images have the same name in one folder per modality.
 
-    `names` maps each modality to its folder's name. Raises `UserError` for a modality that is missing, as a whole or
-    for one image.
+    `names` maps each modality to the name of its folder. Raises `UserError` for a missing folder or image.
     """
     found = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
     for name in sorted(set().union(*found.values())):
@@ -145,5 +143,5 @@ def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
 
 
 def identity_labels(samples: Iterable[Sample]) -> dict[int, int]:
-    """Identity on disk → class label 0 … K-1, in sorted order."""
+    """Identity on disk → class label 0 … K-1, in the order of the identities."""
     return {identity: label for label, identity in enumerate(sorted({sample.identity for sample in samples}))}

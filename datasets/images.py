@@ -1,6 +1,6 @@
-"""Images from disk: decoding, with an error that names the file, and checks of all of them."""
+"""Decoding of images, with errors that name the file, and checks of all images."""
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -10,63 +10,66 @@ from PIL import Image
 
 try:
     import simplejpeg
-except ImportError:  # not built for this platform: Pillow gives the same pixels, in about half as much time again
+except ImportError:  # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import Sample
 
-# A file of a few kilobytes can hold so many pixels that they fill the memory. More than Image.MAX_IMAGE_PIXELS (89 million)
-# are refused below, where Pillow warns and reads up to twice as many.
+Paths = tuple[str, ...]
+Images = tuple[torch.Tensor, ...]
+
+# A file of a few kilobytes can decode to pixels that fill the memory. Images of more than MAX_PIXELS are refused; Pillow warns
+# only, and decodes up to twice as many.
+MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 ADVICE = "; replace it or remove its triplet."
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
-"""Colour spaces of JPEGs that become RGB in one way; CMYK is left to Pillow."""
+"""Colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
-"""What an image may be, whatever its name ends in. Not all that Pillow knows: to read an EPS it runs Ghostscript on it."""
+"""Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
 GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
 
-def decode(path: str) -> torch.Tensor:
-    """An image as uint8 (3, H, W), in memory pixel by pixel. Raises `UserError` naming a file that cannot be read."""
+def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
+    """Image as uint8 (3, H, W) with channels last in memory. Raises `UserError` for a file that cannot be read."""
     pixels = _plain_jpeg(path)
     if pixels is None:
-        with _opened(path) as image:
+        with _opened(path, advice) as image:
             pixels = _as_rgb(image)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def decode_triplet(sample: Sample) -> tuple[torch.Tensor, ...]:
-    """The images of RGB, NI and TI, each uint8 (3, H, W), from three files or from one that holds them side by side.
+def decode_triplet(paths: Paths) -> Images:
+    """Images of RGB, NI and TI, each uint8 (3, H, W), from three files or from one with the three side by side.
 
-    Raises `UserError` naming a file that cannot be read.
+    Raises `UserError` for a file that cannot be read.
     """
-    if len(sample.paths) == len(MODALITIES):
-        return tuple(map(decode, sample.paths))
-    return decode(sample.paths[0]).chunk(len(MODALITIES), dim=2)
+    if len(paths) == len(MODALITIES):
+        return tuple(map(decode, paths))
+    return decode(paths[0]).chunk(len(MODALITIES), dim=2)
 
 
-def decode_all(samples: Sequence[Sample]) -> list[tuple[torch.Tensor, ...]]:
-    """The decoded images of every sample, to be kept in memory. Raises `UserError`."""
+def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> list[Images]:
+    """Decoded images of all samples, for the cache. Raises `UserError`."""
     with ThreadPoolExecutor() as pool:
-        return list(progress(pool.map(decode_triplet, samples), "reading images", len(samples), unit="triplet"))
+        return list(progress(pool.map(decode, paths), "reading images", len(paths), unit="sample"))
 
 
 def verify(samples: Iterable[Sample]) -> None:
-    """Decode every image once. Raises one `UserError` that lists all files that cannot be read."""
+    """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     paths = sorted({path for sample in samples for path in sample.paths})
     with ThreadPoolExecutor() as pool:
-        errors = [error for error in progress(pool.map(_error_of, paths), "verifying images", len(paths), unit="image")
-                  if error]
+        errors = list(filter(None, progress(pool.map(_error_of, paths), "verifying images", len(paths), unit="image")))
     if errors:
         raise UserError(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:"
                         + "".join(f"\n  {error}" for error in errors))
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:
-    """Raise `UserError` for the first image that is not `width` pixels wide, or no image; reads their headers alone."""
+    """Raise `UserError` for the first image that is not `width` pixels wide or cannot be read; reads only the headers."""
     with ThreadPoolExecutor() as pool:
         widths = progress(pool.map(_width_of, paths), "checking images", len(paths), unit="image")
         for path, found in zip(paths, widths, strict=True):
@@ -76,17 +79,14 @@ def check_widths(paths: Sequence[str], width: int) -> None:
 
 
 def _plain_jpeg(path: str) -> np.ndarray | None:
-    """A whole JPEG as uint8 (H, W, 3), the very pixels that Pillow gives; None for anything else.
-
-    What is not whole, too large or no JPEG is for Pillow to read or to tell.
-    """
+    """Intact JPEG as uint8 (H, W, 3), equal to Pillow's pixels; None for any other file, which Pillow reads or reports."""
     if simplejpeg is None:
         return None
     try:
         with open(path, "rb") as file:
             data = file.read()
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours in PLAIN_COLOURS and height * width <= Image.MAX_IMAGE_PIXELS:
+        if colours in PLAIN_COLOURS and height * width <= MAX_PIXELS:
             return simplejpeg.decode_jpeg(data)
     except (OSError, ValueError):
         pass
@@ -94,29 +94,29 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-    """The image as PIL opens it, before its pixels are read; what fails inside is told as a `UserError`."""
+def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
+    """Image before its pixels are decoded. Raises `UserError` for any error in the `with` block."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if image.width * image.height > Image.MAX_IMAGE_PIXELS:
+            if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"its {image.width}×{image.height} pixels are too many")
             yield image
-    except Exception as error:  # Pillow raises what it meets in a damaged file
+    except Exception as error:  # Pillow raises many types of errors for damaged files
         reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else " ".join(str(error).split()))
-        raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){ADVICE}") from None
+        raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None
 
 
 def _as_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 (H, W, 3). Colours are as they are stored: transparency and a rotation in the header are left out.
+    """uint8 (H, W, 3); transparency and the rotation in the header are ignored.
 
-    Of 16 bits the upper 8 count, as Pillow has it for colours; its grey it would cut off at 255, which is nearly black.
+    16-bit values are reduced to their upper 8 bits. Pillow does so for colours, but clips 16-bit grey at 255.
     """
     if image.mode in GREY_16_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
         grey = np.asarray(image) // LEVELS_OF_16_BIT
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("I", "F"):
-        raise ValueError("of 32 bits a pixel, which do not say what is white; save it with 8 or 16 bits")
-    if image.mode == "P":  # whose transparency Pillow would warn of on the direct way
+        raise ValueError("it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits")
+    if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))
 
@@ -128,9 +128,9 @@ def _width_of(path: str) -> int:
 
 def _error_of(path: str) -> str | None:
     try:
-        decode(path)
+        decode(path, advice="")
     except UserError as error:
-        return str(error).removeprefix("The image ").removesuffix(ADVICE)
+        return str(error).removeprefix("The image ")
     return None
 
 

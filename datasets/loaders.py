@@ -1,57 +1,69 @@
-"""Triplets in batches: (images by modality, labels, cameras)."""
+"""Data loaders of triplets: (images by modality, labels, cameras)."""
 import os
 import random
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.images import decode_all, decode_triplet
-from demo_sdtps.datasets.samplers import IdentityBatchSampler, ShuffledBatchSampler
-from demo_sdtps.datasets.transforms import Transform, test_transform, train_transform
+from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
+from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
+from demo_sdtps.datasets.transforms import TrainTransform, Transform, test_transform
 
 CACHE_LIMIT = 1 << 30
-"""Bytes of decoded images that DATASETS.CACHE auto keeps in memory."""
+"""Bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory."""
 
 GRACE = 10
-"""Seconds that a loading process goes on after SIGTERM."""
+"""Seconds from SIGTERM to the end of a loading process."""
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
 
-class TripletDataset(Dataset):
-    """Samples as (images: a (3, H, W) of each modality, label, camera).
+class ImageDataset(Dataset):
+    """Sample i is (images: a list of (3, H, W) float32, *targets[i]); it is read from the files `paths[source_of[i]]`.
 
-    A key is an index, or (index, seed) where the transform draws its randomness from the seed.
+    `decode` reads the files of one sample; `source_of` defaults to one sample for each entry of `paths`. A key is an index, or
+    (index, seed) where the transform draws from a generator with that seed.
     """
 
-    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform, cache: bool):
-        self.samples, self.labels, self.transform = samples, labels, transform
-        self.images = decode_all(samples) if cache else None
+    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,
+                 decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None):
+        self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
+        self.source_of = range(len(paths)) if source_of is None else source_of
+        self.images = decode_all(paths, decode) if cache else None
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.source_of)
 
-    def files(self, index: int) -> tuple[str, ...]:
-        """What a sample was read from."""
-        return tuple(self.samples[index].paths)
+    def files(self, index: int) -> Paths:
+        """Paths of the files of a sample."""
+        return self.paths[self.source_of[index]]
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[list[torch.Tensor], int, int] | UserError:
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        sample = self.samples[index]
+        source = self.source_of[index]
         try:
-            images = self.images[index] if self.images else decode_triplet(sample)
+            images = self.images[source] if self.images else self.decode(self.paths[source])
         except UserError as error:
-            return error  # raised in a loading process it would arrive wrapped in that process's stack trace
-        # A generator of the sample's own: another thread or process may load it.
+            return error  # raised in a loading process, it would be wrapped in the stack trace of that process
+        # One generator per sample: the augmentation is then the same in any thread or process.
         draw = () if seed is None else (random.Random(seed),)
-        images = [self.transform(image, *draw) for image in images]
-        return images, self.labels[index], sample.camera
+        return [self.transform(image, *draw) for image in images], *self.targets[index]
+
+
+class TripletDataset(ImageDataset):
+    """Samples as (images of RGB, NI and TI, label, camera)."""
+
+    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform, cache: bool):
+        targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
+        super().__init__([sample.paths for sample in samples], targets, transform, cache)
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -62,62 +74,55 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     if len(by_identity) < 2:
-        raise UserError("The training split has a single identity, and learning to tell them apart needs at least two; add "
-                        "images of others.")
-    sampler = (_shuffled_batches if cfg.DATALOADER.SAMPLER == "softmax" else _identity_batches)(cfg, labels)
-    cache = use_cache(cfg, samples)
-    dataset = TripletDataset(samples, labels, train_transform(cfg), cache)
-    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, cache, collate))
+        raise UserError("The training split has a single identity, but training needs at least two; add images of others.")
+    sampler = _batch_sampler(cfg, labels, len(by_identity))
+    dataset = TripletDataset(samples, labels, TrainTransform(cfg), use_cache(cfg, [sample.paths for sample in samples]))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
-def _shuffled_batches(cfg: CfgNode, labels: list[int]) -> ShuffledBatchSampler:
-    if len(labels) < cfg.SOLVER.IMS_PER_BATCH:
-        raise UserError(f"The training split has {len(labels)} triplets, fewer than a batch (SOLVER.IMS_PER_BATCH "
-                        f"{cfg.SOLVER.IMS_PER_BATCH}); lower SOLVER.IMS_PER_BATCH.")
-    return ShuffledBatchSampler(len(labels), cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
-
-
-def _identity_batches(cfg: CfgNode, labels: list[int]) -> IdentityBatchSampler:
-    identities = len(set(labels))
-    needed = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
-    if identities < needed:
-        raise UserError(f"The training split has {identities} identities, but a batch needs {needed} "
+def _batch_sampler(cfg: CfgNode, labels: list[int], identities: int) -> EpochBatchSampler:
+    batch_size, instances, seed = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED
+    if cfg.DATALOADER.SAMPLER == "softmax":
+        return shuffled_batches(len(labels), "triplets", batch_size, seed)
+    if identities < batch_size // instances:
+        raise UserError(f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
                         "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
-                        f"{identities * cfg.DATALOADER.NUM_INSTANCE}.")
-    return IdentityBatchSampler(labels, cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED)
+                        f"{identities * instances}.")
+    return IdentityBatchSampler(labels, batch_size, instances, seed)
+
+
+def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> ShuffledBatchSampler:
+    """Sampler of `count` samples. Raises `UserError` where they are fewer than a batch."""
+    if count < batch_size:
+        raise UserError(f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
+                        "SOLVER.IMS_PER_BATCH.")
+    return ShuffledBatchSampler(count, batch_size, seed)
 
 
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """The samples in order, without augmentation; labels are identities as named on disk."""
-    labels = [sample.identity for sample in samples]
-    # Evaluated every epoch: kept in memory like the training images.
-    cache = use_cache(cfg, samples)
-    dataset = TripletDataset(samples, labels, test_transform(cfg), cache)
-    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, cache, collate))
+    """The samples in order, without augmentation; labels are the identities on disk."""
+    # Cached like the training images, since evaluation may run after every epoch.
+    dataset = TripletDataset(samples, [sample.identity for sample in samples], test_transform(cfg),
+                             use_cache(cfg, [sample.paths for sample in samples]))
+    return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """The loader's batches, the next always on its way. Raises `UserError` for an image that cannot be read."""
-    for collated in collated_batches(loader):
-        yield to_batch(collated)
-
-
-def to_batch(collated: tuple[torch.Tensor, list[int], list[int]]) -> Batch:
-    """What `collate` gives as a batch."""
-    images, labels, cameras = collated
-    return dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
+    """Batches of triplets with prefetch. Raises `UserError` for an image that cannot be read."""
+    for images, labels, cameras in collated_batches(loader):
+        yield dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
-    """What the loader's `collate_fn` gives, the next always on its way. Raises `UserError` for an image that cannot be read.
+    """Output of `collate` with prefetch. Raises `UserError` for an image that cannot be read.
 
-    Loading processes wait for the next epoch; where a loop ends before its last batch, they end with it.
+    Loading processes persist for the next epoch; where the loop ends before the last batch, they end too.
     """
     try:
         for collated in loader if loader.num_workers else prefetch(loader):
             if isinstance(collated, UserError):
-                # A new one: an exception that a frame on its own traceback holds is freed by the garbage collection alone, and
-                # the loader with it.
+                # A copy: an exception that is referenced by a frame of its own traceback is freed by the garbage collector
+                # only, and so is the loader.
                 raise UserError(str(collated))
             yield collated
     except BaseException:
@@ -126,18 +131,18 @@ def collated_batches(loader: DataLoader) -> Iterator:
 
 
 def stop_workers(loader: DataLoader) -> None:
-    """End the loading processes now; another loop over the loader starts new ones.
+    """End the loading processes; the next loop over the loader starts new ones.
 
-    Torch does the same when it frees a loader, and has no public way to ask for it. One that the garbage collection frees may
-    wait up to 20 s for its processes, as the queues by which it tells them to end are freed before it.
+    Torch has no public function for this. A loader that the garbage collector frees may wait up to 20 s for its processes,
+    since the queues that tell them to end are freed before it.
     """
     iterator, loader._iterator = loader._iterator, None
-    if iterator is not None:
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
         iterator._shutdown_workers()
 
 
 def prefetch(loader: DataLoader) -> Iterator:
-    """What a loader without processes gives, made by a thread one batch ahead."""
+    """Batches of a loader without processes; a thread loads one batch ahead."""
     iterator = iter(loader)
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, iterator, None)
@@ -146,56 +151,48 @@ def prefetch(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(cfg: CfgNode, samples: Sequence, images_of: Callable[..., Iterable[torch.Tensor]] = decode_triplet) -> bool:
-    """Whether the decoded images are kept in memory, by DATASETS.CACHE and the size of the first sample's."""
+def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> bool:
+    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(samples) * sum(image.numel() for image in images_of(samples[0])) <= CACHE_LIMIT
+    return len(paths) * sum(image.numel() for image in decode(paths[0])) <= CACHE_LIMIT
 
 
-def collate(items: list) -> tuple[torch.Tensor, list[int], list[int]] | UserError:
-    """Images (3, B, 3, H, W), labels and cameras of a batch; the first image that cannot be read takes its place.
+def collate(items: list) -> tuple | UserError:
+    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among the samples.
 
-    A single tensor, as each takes over a millisecond on its way from a loading process.
+    The images of all k modalities are one tensor, since each tensor from a loading process costs over a millisecond.
     """
-    if error := first_error(items):
+    error = next((item for item in items if isinstance(item, UserError)), None)
+    if error:
         return error
-    images, labels, cameras = zip(*items, strict=True)
-    by_modality = torch.stack([image for modality in zip(*images, strict=True) for image in modality])
-    return by_modality.unflatten(0, (len(MODALITIES), -1)), list(labels), list(cameras)
-
-
-def first_error(items: Iterable) -> UserError | None:
-    """The first of a batch's items that is an error in place of a sample."""
-    return next((item for item in items if isinstance(item, UserError)), None)
+    images, *targets = zip(*items, strict=True)
+    stacked = torch.stack([image for modality in zip(*images, strict=True) for image in modality])
+    return stacked.unflatten(0, (-1, len(items))), *map(list, targets)
 
 
 def cpu_cores() -> int:
-    """CPU cores that this process may use; those that torchrun starts on one machine share them."""
+    """CPU cores available to this process; processes that torchrun starts on one machine share them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def loader_kwargs(cfg: CfgNode, cache: bool, collate: Callable) -> dict:
-    """How a loader works, for DataLoader: its processes by DATALOADER.NUM_WORKERS and the machine."""
+def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
+    """Keyword arguments of DataLoader, with processes by DATALOADER.NUM_WORKERS and the machine."""
     workers = cfg.DATALOADER.NUM_WORKERS
     if workers < 0:
         cores = cpu_cores()
-        # Images from memory are little work, for which a thread is enough: a process would take a core from training.
-        workers = 0 if cache and cores <= 2 else min(cores, 8)
-    # A generator of its own: otherwise every loop over the loader would move the run's random state, by as much as it has
-    # processes.
+        # Cached images need little work: a thread is enough, and a process would take a core from training.
+        workers = 0 if dataset.images and cores <= 2 else min(cores, 8)
+    # With its own generator, a loop over the loader does not change the global random state.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
-            "worker_init_fn": _leave_stopping_to_training,
+            "worker_init_fn": _defer_sigterm,
             "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(), "generator": torch.Generator()}
 
 
-def _leave_stopping_to_training(worker: int) -> None:
-    """Whoever stops a run often signals all of its processes; training needs its loading ones to finish the step.
+def _defer_sigterm(worker: int) -> None:
+    """Let a loading process run for `GRACE` seconds after SIGTERM, so that training can finish its step.
 
-    They end a little later by themselves: a process that left them behind waits for them as it ends.
+    A signal to stop a run is often sent to all of its processes.
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
-
-
-test_loader.__test__ = False  # the name is the field's; pytest must not take it for a test

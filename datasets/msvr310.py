@@ -1,4 +1,4 @@
-"""MSVR310: vehicles, a folder per identity with three folders of images, scored by scene (docs/data.md)."""
+"""MSVR310: vehicles, a folder per identity with three folders of images, evaluated by scene (docs/data.md)."""
 import re
 from pathlib import Path
 
@@ -12,18 +12,18 @@ NAMING = Naming(re.compile(r"(?P<identity>\d{4})_s(?P<scene>\d{3})_v(?P<camera>[
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """The samples of a split. Raises `UserError`."""
+    """Samples of a split. Raises `UserError`."""
     samples = []
     for folder in sorted(existing(root / "MSVR310" / FOLDERS[split]).iterdir()):
-        if not folder.is_dir() or folder.name.startswith("."):  # what file managers leave behind
+        if not folder.is_dir() or folder.name.startswith("."):  # such as .DS_Store
             continue
         triplets = triplet_paths(folder, VIS_NI_TH)
         if not triplets:
             raise UserError(f"The identity folder {folder} holds no images; add them or remove it.")
         found = [NAMING.sample(paths) for paths in triplets]
-        strange = next((sample for sample in found if folder.name.isdecimal() and sample.identity != int(folder.name)), None)
-        if strange:
-            raise UserError(f"The image {strange.paths[0]} is of identity {strange.identity}, but lies in the folder of "
+        misplaced = next((sample for sample in found if folder.name.isdecimal() and sample.identity != int(folder.name)), None)
+        if misplaced:
+            raise UserError(f"The image {misplaced.paths[0]} is of identity {misplaced.identity}, but lies in the folder of "
                             f"{int(folder.name)}; move or rename it with its triplet.")
         samples += found
     return samples

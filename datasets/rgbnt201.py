@@ -6,13 +6,13 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets.base import Naming, Reader, Sample, triplet_paths
 
 FOLDERS = {"train": "train_171", "query": "test", "gallery": "test"}
-# No second digit: cam12 would pass for camera 1.
+# Without the lookahead cam12 would match as camera 1.
 NAMING = Naming(re.compile(r"(?P<identity>\d{6})_cam(?P<camera>[1-9])(?!\d).*\.jpg"), example="000001_cam1_0_00.jpg",
                 meaning="identity in six digits, camera from 1 to 9")
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """The samples of a split; query and gallery are both all of `test`. Raises `UserError`."""
+    """Samples of a split; query and gallery are both the whole of `test`. Raises `UserError`."""
     folder = root / "RGBNT201" / FOLDERS[split]
     return [NAMING.sample(paths) for paths in triplet_paths(folder, {modality: modality for modality in MODALITIES})]
 

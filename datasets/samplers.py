@@ -1,7 +1,6 @@
-"""Batches of identities (docs/method.md), or simply shuffled ones.
+"""Batch samplers: P identities with K instances each (docs/method.md), or shuffled samples.
 
-The batches of an epoch follow from the seed and the epoch's number alone, so that the place in an epoch is the number of
-batches that were taken: an epoch can begin at any of them.
+The batches of an epoch depend on the seed and the number of the epoch only, so that training can resume at any batch.
 """
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -12,17 +11,18 @@ import torch
 
 
 class EpochBatchSampler(ABC):
-    """The batches of `epoch`, without the first `start` of them; `len` counts all.
+    """Batches of `epoch` without the first `start`; `len` counts all of them.
 
-    `share` gives what this process takes of a batch, by default all of it.
+    A batch is a list of (index, seed): the augmentation of a sample draws from the seed, so that it does not depend on the
+    number of loading processes. `share` selects the part of a batch for this process, by default the whole.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.epoch = self.start = 0
         self.share: Callable[[list], list] = list
 
     def begin(self, epoch: int, start: int = 0) -> None:
-        """Have the next loop give the batches of this epoch, without the first `start`."""
+        """Set the epoch of the next loop, and the number of batches to skip."""
         self.epoch, self.start = epoch, start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -39,21 +39,20 @@ class EpochBatchSampler(ABC):
 class IdentityBatchSampler(EpochBatchSampler):
     """Batches of `batch_size / instances` random identities with `instances` samples each.
 
-    Every epoch each identity's samples are shuffled and cut into groups of `instances`: an identity with fewer draws with
-    replacement to one full group, a remainder is dropped. Batches take groups of random identities until too few
-    identities remain. An item is (index, seed): the seed is what the sample's augmentation is drawn from, so that an
-    epoch is the same for any number of loading processes. The order depends on `seed` and the epoch alone.
+    In every epoch the samples of each identity are shuffled and split into groups of `instances`; an identity with fewer
+    samples is drawn with replacement to one group, a remainder is dropped. Each batch takes one group of random identities,
+    until too few identities remain.
     """
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
         super().__init__()
         self.identities_per_batch, self.instances, self.seed = batch_size // instances, instances, seed
-        self.by_identity = defaultdict(list)
+        self.by_identity: dict[int, list[int]] = defaultdict(list)
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
 
     def batches(self) -> list[list[tuple[int, int]]]:
-        """All batches of the current epoch. Their number varies a little between epochs."""
+        """All batches of the current epoch; their number varies slightly between epochs."""
         generator = _generator(self.seed, self.epoch)
         groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
         batches = []
@@ -76,10 +75,7 @@ class IdentityBatchSampler(EpochBatchSampler):
 
 
 class ShuffledBatchSampler(EpochBatchSampler):
-    """All samples once an epoch in random order, in batches of `batch_size`; a smaller rest is dropped.
-
-    Items and randomness are those of `IdentityBatchSampler`.
-    """
+    """All samples once per epoch in random order, in batches of `batch_size`; a smaller last batch is dropped."""
 
     def __init__(self, count: int, batch_size: int, seed: int):
         super().__init__()

@@ -1,51 +1,55 @@
-"""From a decoded image to the network's input (docs/method.md); every modality draws its own augmentation."""
+"""Transforms from a decoded image to the input of the network (docs/method.md); each modality is augmented independently."""
 import math
 import random
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 Transform = Callable[..., torch.Tensor]
+Generator = random.Random | ModuleType
+"""Python's random generator; the module `random` is the global one."""
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
-"""Share of the image, height over width, and draws of a rectangle until one fits (Zhong et al., Random Erasing, 2020)."""
+"""Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
+2020)."""
 CROP_ASPECT = (3 / 4, 4 / 3)
-"""Width over height of a random crop."""
+"""Range of width over height of a random crop."""
 
 
 class TrainTransform:
     """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (docs/method.md).
 
-    Draws from a generator that it is called with, by default from Python's own, and from no other. Flip, pad and crop are
-    one copy of the image into the black canvas: as transforms of their own they took most of the time beside decoding.
+    All randomness comes from the generator argument, by default Python's global one. Flip, pad and crop are a single copy into
+    a black canvas: as separate transforms they dominate the time after decoding.
     """
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.padding = cfg.INPUT.PROB, cfg.INPUT.PADDING
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
-        # Of grey levels from 0 to 255, not of shares of one.
+        # For pixel values in [0, 255].
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (
             cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD))
         self.erasing = cfg.INPUT.RE_PROB
 
-    def __call__(self, image: torch.Tensor, draw: random.Random = random) -> torch.Tensor:
+    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
         if image.shape[1:] != self.size:
             image = self.resize(image)
         if draw.random() < self.flip:
             image = image.flip(2)
         down, right = (draw.randint(-self.padding, self.padding) for _ in range(2))
-        # Padding is black, before normalisation, as in the reference.
+        # Padding is black and precedes normalisation, as in DeMo.
         image = pad_and_crop(image, down, right).sub_(self.mean).div_(self.std)
         return erase(image, draw) if draw.random() < self.erasing else image
 
 
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """uint8 (3, H, W) → float32 (3, H, W), so many pixels further down and right, with black in what becomes free.
+    """uint8 (3, H, W) → float32 (3, H, W): shift by pixels down and right, filled with black.
 
-    Padding by p on all sides and cropping from (top, left) moves the image by (p - top, p - left).
+    Equals padding by p on all sides and cropping at (top, left) for down = p - top, right = p - left.
     """
     _, height, width = image.shape
     seen = image[:, max(-down, 0):max(height - down, 0), max(-right, 0):max(width - right, 0)]
@@ -55,11 +59,11 @@ def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     return canvas
 
 
-def erase(image: torch.Tensor, draw: random.Random) -> torch.Tensor:
-    """Put normal noise, a number per pixel and channel, into a random rectangle of an image (3, H, W), in place.
+def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
+    """Fill a random rectangle of an image (3, H, W) with normal noise per pixel and channel, in place.
 
-    timm's random erasing with mode pixel, but from the generator given: timm draws from the process's, which a thread that
-    loads would share with training.
+    Equals timm's random erasing with mode "pixel", which uses the global generator; a loading thread would share it with
+    training.
     """
     _, height, width = image.shape
     for _ in range(ATTEMPTS):
@@ -74,11 +78,6 @@ def erase(image: torch.Tensor, draw: random.Random) -> torch.Tensor:
     return image
 
 
-def train_transform(cfg: CfgNode) -> Transform:
-    """The augmentation of training."""
-    return TrainTransform(cfg)
-
-
 def test_transform(cfg: CfgNode) -> Transform:
     """uint8 (3, h, w) → float32 (3, H, W): resize and normalise."""
     return _resized(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
@@ -90,9 +89,9 @@ def _resized(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationM
 
 
 class CropTransform:
-    """uint8 (3, h, w) → float32 (3, H, W): a random part of the image at the network's size, flip, normalise.
+    """uint8 (3, h, w) → float32 (3, H, W) for image-text matching: random resized crop (Inception), flip, normalise.
 
-    Draws as `TrainTransform` does; of one image alone, as image-text matching has it (Inception's crop).
+    Randomness as in `TrainTransform`.
     """
 
     def __init__(self, cfg: CfgNode):
@@ -101,16 +100,17 @@ class CropTransform:
         self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True),
                                      v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
 
-    def __call__(self, image: torch.Tensor, draw: random.Random = random) -> torch.Tensor:
-        box = crop_box(*image.shape[1:], self.least, draw)
+    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
+        _, height, width = image.shape
+        box = crop_box(height, width, self.least, draw)
         image = v2.functional.resized_crop(image, *box, self.size, v2.InterpolationMode.BICUBIC)
         return self.normalise(image.flip(2) if draw.random() < self.flip else image)
 
 
-def crop_box(height: int, width: int, least: float, draw: random.Random) -> tuple[int, int, int, int]:
-    """A random part of an image, of at least the share `least` of its area: top, left, rows, columns.
+def crop_box(height: int, width: int, least: float, draw: Generator) -> tuple[int, int, int, int]:
+    """Top, left, rows and columns of a random crop with at least the share `least` of the area.
 
-    Where no draw fits, as in a very long image, its middle.
+    Where no attempt fits, as in very elongated images, the centre.
     """
     for _ in range(ATTEMPTS):
         area = draw.uniform(least, 1) * height * width
@@ -123,14 +123,6 @@ def crop_box(height: int, width: int, least: float, draw: random.Random) -> tupl
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def crop_transform(cfg: CfgNode) -> Transform:
-    """The augmentation of training on images with captions."""
-    return CropTransform(cfg)
-
-
 def resize_transform(cfg: CfgNode) -> Transform:
-    """uint8 (3, h, w) → float32 (3, H, W) for evaluation of image-text matching: resize as training does, normalise."""
+    """uint8 (3, h, w) → float32 (3, H, W) for evaluation of image-text matching: resize as in training, normalise."""
     return _resized(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
-
-
-test_transform.__test__ = False  # the name is the field's; pytest must not take it for a test

@@ -1,6 +1,7 @@
-"""SEPS (ICLR 2026): image-text matching with patches slimmed for every caption, in the paper's and the published version.
+"""SEPS (ICLR 2026): image-text matching with patches selected for each pair of image and caption.
 
-Model, losses, towers, data, training and evaluation; the commands are train_seps.py and test_seps.py.
+Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
+train_seps.py and test_seps.py.
 """
 from typing import TYPE_CHECKING
 

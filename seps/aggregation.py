@@ -1,4 +1,4 @@
-"""Aggregation of image patches with one weight MLP, or one per kind of caption (docs/seps.md)."""
+"""Aggregation of image patches with one weight MLP per kind of caption (docs/seps.md)."""
 import torch
 from torch import nn
 
@@ -6,7 +6,7 @@ from demo_sdtps.modeling.sdtps import aggregate, aggregation_mlp
 
 
 class DualTokenAggregation(nn.Module):
-    """Merges the patches selected by the sparse and by the dense caption: W_s V_s + W_d V_d, two weight MLPs, one scale.
+    """Aggregates the patches selected by the sparse and the dense caption: W_s V_s + W_d V_d, two weight MLPs, one scale.
 
     `embed_dim` is C, `out_tokens` N_c.
     """
@@ -18,14 +18,14 @@ class DualTokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """What each token weighs in each mean, sparse and dense: (B, S, C) → two (B, N_c, S)."""
+        """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
         return [self._logits(weight, tokens) for weight in (self.weight_sparse, self.weight_dense)]
 
     def forward(self, sparse: torch.Tensor, sparse_decision: torch.Tensor, dense: torch.Tensor | None = None,
                 dense_decision: torch.Tensor | None = None) -> torch.Tensor:
-        """Tokens (B, S, C) and decisions (B, S) of the sparse and, where there is one, the dense caption → (B, N_c, C)."""
+        """Tokens (B, S, C) and decisions (B, S) of the sparse and optionally the dense caption → (B, N_c, C)."""
         merged = aggregate(sparse, self._logits(self.weight_sparse, sparse), sparse_decision)
-        if dense is None:
+        if dense is None or dense_decision is None:
             return merged
         return merged + aggregate(dense, self._logits(self.weight_dense, dense), dense_decision)
 

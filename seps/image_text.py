@@ -1,7 +1,4 @@
-"""Images with captions, in the files that the field of image-text matching uses (VSE++, vse_infty, LAPS).
-
-The layout is told in docs/data.md. Everything is checked here, once, so that training can trust it.
-"""
+"""Reader of image-text data sets in the layout of VSE++, vse_infty and LAPS (docs/data.md), with all checks."""
 import json
 import os
 from collections.abc import Iterable
@@ -17,9 +14,9 @@ LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json a
 
 @dataclass(frozen=True)
 class ImageTexts:
-    """A split: its distinct images in order of first appearance, and its captions, each of one image.
+    """Split: distinct images in order of first appearance, and captions, each of one image.
 
-    `image_of` gives each caption's place in `paths`; `long_captions` has one per image, or is None without a dense file.
+    `image_of` is the index into `paths` of each caption; `long_captions` has one per image, or is None without a dense file.
     """
 
     paths: tuple[str, ...]
@@ -29,9 +26,9 @@ class ImageTexts:
 
 
 def read_image_texts(root: Path, name: str, split: str, long_captions: str = "auto") -> ImageTexts:
-    """The split of the data set in `root`/`name`; `long_captions` is auto (where their file is there), yes or no.
+    """Read a split of the data set in `root`/`name`; `long_captions` is auto (if the file exists), yes or no.
 
-    Raises `UserError` for what is missing, empty or contradicts itself.
+    Raises `UserError` for missing, empty or inconsistent files.
     """
     folder = Path(root) / name
     if not folder.is_dir():
@@ -48,7 +45,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     if rest:
         raise UserError(f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids, but there must be one id for "
                         "each caption, or one for each image with equally many captions; remove or add the lines that differ.")
-    order: dict[str, int] = {}  # image id → its place, by first appearance
+    order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
     if len(order) < 2:
         raise UserError(f"{ids_file} names a single image, and matching needs at least two; add images with their captions.")
@@ -57,7 +54,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
 
 
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
-    """The image of each image id, on disk."""
+    """Path of the image of each image id."""
     mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
     if not images.is_dir():
         raise UserError(f"The folder {images} is missing{found_instead(images)}; put the images that {file} names there (a "
@@ -80,7 +77,7 @@ def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path is relative and never leaves the folder that it starts from."""
+    """Whether a path is relative and has no `..`."""
     pure = PurePosixPath(path.replace("\\", "/"))
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
 
@@ -97,7 +94,7 @@ def _mapping(file: Path) -> dict:
 
 
 def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple[str, ...] | None:
-    """The long caption of each image id; what the file has for other images is left out."""
+    """Long caption of each image id; entries of other images are ignored."""
     file = folder / f"{split}_dense.jsonl"
     if wanted == "no" or (wanted == "auto" and not file.exists()):
         return None
@@ -120,19 +117,19 @@ def _dense_line(file: Path, number: int, line: str) -> tuple[str, str]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}, line {number}: no valid JSON ({error}); correct it.") from None
     image_id, caption = (content.get("id"), content.get("caption")) if isinstance(content, dict) else (None, None)
-    # The ids of MS-COCO are numbers: JSON written by a script may have them as such.
+    # The ids of MS-COCO are numbers in some files.
     if not isinstance(image_id, str | int) or not isinstance(caption, str) or not caption.strip():
         raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that is '
                         "not empty; correct it.")
-    if any("\ud800" <= character <= "\udfff" for character in caption):  # which JSON can write, and no tokenizer takes
+    if any("\ud800" <= character <= "\udfff" for character in caption):  # valid in JSON, invalid for tokenizers
         raise UserError(f"{file}, line {number}: the caption holds half a character (\\ud800 to \\udfff alone); correct it.")
     return str(image_id), caption.strip()
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file, stripped. Raises `UserError` where there is none or one is empty."""
+    """Stripped lines of a file. Raises `UserError` for an empty file or line."""
     text = _text(file)
-    # Not splitlines(), which also cuts at characters that captions may hold (U+2028, U+0085, …).
+    # splitlines() would also split at characters that captions may contain (U+2028, U+0085, …).
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     if not text.strip():
         raise UserError(f"{file} is empty; fill or replace it.")
@@ -143,7 +140,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _text(file: Path) -> str:
-    """A file's text, which may start with a byte order mark."""
+    """Text of a UTF-8 file, without a byte order mark."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:

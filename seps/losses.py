@@ -1,14 +1,16 @@
-"""Losses of image-text matching: a ranking loss on the similarities, and one on the share of kept patches (docs/seps.md)."""
+"""Losses of image-text matching: a ranking loss of the similarities, and a loss of the ratio of kept patches (docs/seps.md)."""
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import torch
 from torch import nn
 
 
 class ContrastiveLoss(nn.Module):
-    """Hinge ranking loss of matching pairs, those on the diagonal, against the others of their row and column.
+    """Hinge ranking loss of the matching pairs on the diagonal against the negatives of their row and column.
 
-    All others count, or with `max_violation` the hardest of each row and column (VSE++, Faghri et al. 2018).
+    Sums all negatives, or with `max_violation` the hardest of each row and column (VSE++, Faghri et al. 2018).
     """
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):
@@ -16,7 +18,7 @@ class ContrastiveLoss(nn.Module):
         self.margin, self.max_violation = margin, max_violation
 
     def forward(self, scores: torch.Tensor, img_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Similarities (B, B) of images and captions → the sum over the batch; pairs of equal img_ids (B,) do not count.
+        """Similarities (B, B) of images and captions → sum over the batch; pairs with equal img_ids (B,) are no negatives.
 
         Raises `ValueError` for other shapes.
         """
@@ -36,10 +38,10 @@ class ContrastiveLoss(nn.Module):
 
 
 class RatioLoss(nn.Module):
-    """Squared distance of the share of kept patches from a target.
+    """Squared difference of the ratio of kept patches and a target.
 
-    With a fixed number of kept patches that share is a constant, and the loss steers nothing: not with Gumbel's masks
-    either, whose gradient is that of a softmax, which sums to 1 whatever the scores are.
+    With a fixed number of kept patches the ratio is constant and the loss has no gradient; nor has it with Gumbel masks, whose
+    gradient is that of a softmax, which always sums to 1.
     """
 
     def __init__(self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0):
@@ -47,11 +49,11 @@ class RatioLoss(nn.Module):
         self.target_ratio, self.lambdas = target_ratio, (lambda_sparse, lambda_dense)
 
     def forward(self, score_mask: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-        """One mask of any shape, or those of the sparse and, where there is one, the dense captions → a number."""
+        """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
-        return sum(weight * (mask.mean() - self.target_ratio).square()
-                   for weight, mask in zip(self.lambdas, score_mask, strict=False))  # there may be no dense mask
+        return reduce(add, (weight * (mask.mean() - self.target_ratio).square()
+                            for weight, mask in zip(self.lambdas, score_mask, strict=False)))  # the dense mask is optional
 
 
 class SEPSLoss(nn.Module):
@@ -65,11 +67,11 @@ class SEPSLoss(nn.Module):
         self.ratio_weight = ratio_weight
 
     def set_max_violation(self, max_violation: bool) -> None:
-        """Whether the hardest negatives alone count, from the next batch on."""
+        """Select the hardest negatives only (True) or all negatives."""
         self.align.max_violation = max_violation
 
     def forward(self, similarity_matrix: torch.Tensor, score_mask: torch.Tensor | Sequence[torch.Tensor],
                 img_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Similarities (B, B), masks as the network returns them, image ids (B,) → total, alignment and ratio loss."""
+        """Similarities (B, B), masks of `CrossSparseAggrNet`, image ids (B,) → total, alignment and ratio loss."""
         align, ratio = self.align(similarity_matrix, img_ids), self.ratio(score_mask)
         return align + self.ratio_weight * ratio, align, ratio

@@ -1,4 +1,4 @@
-"""SEPS whole (docs/seps.md): the towers, and the network that compares every image with every caption."""
+"""The SEPS model (docs/seps.md): two towers, and the network that compares every image with every caption."""
 import torch
 from torch import nn
 from yacs.config import CfgNode
@@ -11,7 +11,7 @@ Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Ten
 
 
 class SEPS(nn.Module):
-    """Images and captions to their similarities. Nothing is normalised before the network, which does it itself."""
+    """Images and captions → similarities; the network normalises the tokens."""
 
     def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
         super().__init__()
@@ -22,22 +22,24 @@ class SEPS(nn.Module):
         return self.image_tower(images)
 
     def encode_captions(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """words (B, L), lengths (B,) → word vectors (B, L, C); captions and long captions alike."""
+        """Token ids (B, L), lengths (B,) → word vectors (B, L, C), for captions and long captions."""
         return self.text_tower(words, lengths)
 
     def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
                 long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
-        """images (B_v, 3, H, W), words of captions (B_t, L) and of long ones → (B_v, B_t), in training with the masks."""
-        with torch.no_grad():  # the network lets no gradient through to them
-            long = None if long_captions is None else self.encode_captions(long_captions, long_lengths)
+        """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks."""
+        long = None
+        if long_captions is not None and long_lengths is not None:
+            with torch.no_grad():  # the network passes no gradient to long captions
+                long = self.encode_captions(long_captions, long_lengths)
         return self.network(self.encode_images(images), self.encode_captions(captions, lengths), lengths, long, long_lengths)
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
-    """The model of a configuration, and a report of where its weights are from.
+    """Model of a configuration, and a report of the origin of its weights.
 
-    Without `pretrained` all of them are random, to be filled from a checkpoint. Raises `UserError` for towers that do not
-    exist or do not fit.
+    Without `pretrained` all weights are random, to be filled from a checkpoint. Raises `UserError` for unknown or unsuitable
+    towers.
     """
     image_tower = ImageTower(cfg)
     text_tower = TextTower(cfg, pretrained)
@@ -53,7 +55,7 @@ def _network(cfg: CfgNode, num_patches: int) -> CrossSparseAggrNet:
             aggr_ratio=model.SDTPS_AGGR_RATIO, use_paper_version=model.PAPER_VERSION, top_k=model.TOP_K,
             use_gumbel_softmax=model.SDTPS_USE_GUMBEL, gumbel_tau=model.SDTPS_GUMBEL_TAU, use_dual_aggr=model.DUAL_AGGR,
             beta=model.SDTPS_BETA)
-    except ValueError as error:  # of few patches ratios leave none
+    except ValueError as error:  # the ratios leave no patch
         raise UserError(f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
                         f"{model.SDTPS_AGGR_RATIO} do not fit the {num_patches} patches of {model.TRANSFORMER_TYPE}: {error}"
                         ) from None

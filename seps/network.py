@@ -1,8 +1,10 @@
-"""Similarities of images and captions by patches that every caption selects for itself (docs/seps.md)."""
+"""Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import torch
 import torch.nn.functional as F
@@ -21,26 +23,26 @@ from demo_sdtps.modeling.sdtps import (
     select,
 )
 from demo_sdtps.seps.aggregation import DualTokenAggregation
-from demo_sdtps.seps.pairs import Images, Texts, as_texts, bests_of_merged, bests_of_single
+from demo_sdtps.seps.pairs import Images, Texts, as_texts, merged_max_sim, single_max_sim
 from demo_sdtps.seps.relevance import HRPA, concat
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
-"""Memory for what lies between the products of pairs that are merged together: on a CPU little, which stays in the cache, on a
-GPU much, which keeps it busy."""
+"""Memory of the intermediate results of aggregation by device type: on a CPU the size of its cache, on a GPU enough to use it
+fully."""
 
 BLOCK = 4096
-"""Pairs that are scored and selected together, each of which takes a small part of the memory of one that is merged."""
+"""Pairs that are scored and selected at once; each needs a small part of the memory of aggregation."""
 
 
 class CrossSparseAggrNet(nn.Module):
-    """The similarity of every image with every caption, for each of which the image's patches are slimmed anew.
+    """Similarity of every image with every caption; patches are selected and aggregated for each pair.
 
-    `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, merges
-    what the sparse and the long ("dense") caption select (`use_dual_aggr`) and matches it with the sparse caption; the open
-    version scores by raw cosines, and adds up the matches of sparse and long caption. The attribute `chunk` is how many pairs
-    are merged at once, by default (None) as many as suit the device.
+    `embed_size` is C, `num_patches` N. The paper version scores patches with MLPs and min-max normalised cosines, aggregates
+    the selections of the sparse and the long ("dense") caption (`use_dual_aggr`) and matches them with the sparse caption. The
+    open version scores by cosines and sums the relevances of both captions. The attribute `chunk` is the number of pairs that
+    are aggregated at once (None: by the device).
 
-    Raises `ValueError` for settings that make no sense.
+    Raises `ValueError` for invalid settings.
     """
 
     def __init__(self, embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -57,30 +59,32 @@ class CrossSparseAggrNet(nn.Module):
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
-        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)  # weights and merged tokens, some three times each
+        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)  # weights and aggregated tokens, about three times each
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
         if use_paper_version:
             self.sparse_net_cap = TokenSparse(embed_size, self.keep, beta)
             self.sparse_net_long = TokenSparse(embed_size, self.keep, beta)
-        self.aggr_net = (DualTokenAggregation if self.is_dual else TokenAggregation)(embed_size, out_tokens)
+        self.aggr_net: DualTokenAggregation | TokenAggregation = (
+            DualTokenAggregation if self.is_dual else TokenAggregation)(embed_size, out_tokens)
         self.hrpa = HRPA(use_paper_version, top_k)
 
     def forward(self, img_embs: torch.Tensor, cap_embs: torch.Tensor, cap_lens: torch.Tensor | Sequence[int],
                 long_cap_embs: torch.Tensor | None = None, long_cap_lens: torch.Tensor | Sequence[int] | None = None,
                 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
-        """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) of which the first cap_lens (B_t,) words count, and
-        optionally a long caption for each → similarities (B_v, B_t), in training (similarities, masks).
+        """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) with lengths (B_t,), optionally long captions likewise →
+        similarities (B_v, B_t), in training (similarities, masks).
 
-        Masks are (B_t, B_v, N): of the open version the sum over its captions, of the paper version a tuple of the sparse
-        and, where it selects, the dense caption's. Raises `ValueError` for numbers of tokens or words that cannot be.
+        Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
+        optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
-        caption = as_texts("cap", cap_embs, cap_lens)
-        if (long_cap_embs is None) != (long_cap_lens is None):
-            lone, other = ("long_cap_lens", "long_cap_embs") if long_cap_embs is None else ("long_cap_embs", "long_cap_lens")
-            raise ValueError(f"{lone} is given without {other}; give both or neither.")
-        # As in the published systems no gradient reaches the long captions: they say what to select, and train the images.
-        long = None if long_cap_embs is None else as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+        caption, long = as_texts("cap", cap_embs, cap_lens), None
+        if long_cap_embs is not None and long_cap_lens is not None:
+            # As in the published code, long captions receive no gradient: they select patches and train the images.
+            long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+        elif long_cap_embs is not None or long_cap_lens is not None:
+            given, other = ("long_cap_lens", "long_cap_embs") if long_cap_embs is None else ("long_cap_embs", "long_cap_lens")
+            raise ValueError(f"{given} is given without {other}; give both or neither.")
         if long and len(long.words) != len(caption.words):
             raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
         widths = {tokens.shape[-1] for tokens in (img_embs, cap_embs, long_cap_embs) if tokens is not None}
@@ -95,15 +99,15 @@ class CrossSparseAggrNet(nn.Module):
         return similarities, masks if self.use_paper_version else masks[0]
 
     def _images(self, tokens: torch.Tensor, has_long: bool) -> Images:
-        """Everything about the images (V, N or 1 + N, C) that is the same for all captions."""
+        """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption."""
         prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
         if prefix not in (0, 1):
             raise ValueError(f"The image tokens are {tuple(tokens.shape)}, but they must be (images, tokens, width), not "
                              f"empty, with {self.num_patches} patches, for which this network was made, or "
                              f"{self.num_patches + 1} tokens, the first a class token.")
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
-        logits = self.aggr_net.logits(patches)
-        logits = logits if self.is_dual else [logits]
+        found = self.aggr_net.logits(patches)
+        logits = [found] if isinstance(found, torch.Tensor) else found
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
         own = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
@@ -113,54 +117,56 @@ class CrossSparseAggrNet(nn.Module):
 
     def _all_pairs(self, images: Images, caption: Texts, long: Texts | None,
                    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """→ similarities (V, T) and, in training, masks (T, V, N); `chunk` pairs at a time."""
+        """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
         count, total = len(images.patches), len(caption.words)
         memory = MERGING_BYTES.get(images.patches.device.type, MERGING_BYTES["cuda"])
         chunk = self.chunk or max(1, memory // self.pair_bytes)
-        # Wide rather than tall: the captions of a single image lie in memory as the products want them, without a copy.
+        # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
         wide = min(total, chunk)
         tall = max(BLOCK, chunk) // wide
         columns, mask_columns = [], []
         for left in range(0, total, wide):
-            texts = [text and text.part(left, left + wide) for text in (caption, long)]
-            parts = [self._match(images.part(top, top + tall), *texts, max(1, chunk // wide)) for top in range(0, count, tall)]
+            texts = caption.part(left, left + wide), long and long.part(left, left + wide)
+            parts = [self._match(images.part(top, top + tall), *texts, tall=max(1, chunk // wide))
+                     for top in range(0, count, tall)]
             columns.append(torch.cat([similarity for similarity, _ in parts]))
-            if self.training:  # with a thousand images and five thousand captions they would be gigabytes
+            if self.training:  # of a thousand images and five thousand captions the masks are gigabytes
                 mask_columns.append([torch.cat(masks, dim=1) for masks in zip(*(masks for _, masks in parts), strict=True)])
         return torch.cat(columns, dim=1), tuple(torch.cat(masks) for masks in zip(*mask_columns, strict=True))
 
     def _match(self, images: Images, caption: Texts, long: Texts | None,
                tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Similarities (V, T) of some images and captions, and their masks (T, V, N); `tall` images are merged at once."""
+        """Similarities (V, T) and masks (T, V, N) of a block of pairs; `tall` images are aggregated at once."""
         texts = [caption, long] if long else [caption]
         guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
-            guidance = [min_max(seen) for seen in (*guidance, images.own)]
-            weights = (*(1.0 for _ in texts), 2.0)  # the image's own counts twice
+            guidance = [min_max(cosine) for cosine in (*guidance, images.own)]
+            weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
             scores = [guided_score(predicted, guidance, weights, self.beta) for predicted in images.predicted]
             return self._compare(images, scores, caption, tall)
-        found = [self._compare(images, [images.own + seen], text, tall) for seen, text in zip(guidance, texts, strict=True)]
-        return sum(similarity for similarity, _ in found), [sum(mask for _, (mask,) in found)]
+        found = [self._compare(images, [images.own + cosine], text, tall)
+                 for cosine, text in zip(guidance, texts, strict=True)]
+        return reduce(add, (similarity for similarity, _ in found)), [reduce(add, (mask for _, (mask,) in found))]
 
     def _compare(self, images: Images, scores: list[torch.Tensor], text: Texts,
                  tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Select by each branch's scores (T, V, N), merge, and match with the words → (V, T), masks (T, V, N)."""
+        """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
         decisions = [select(score, self.keep, tau)[1] for score in scores]
-        shares = sum(dropped_weights(score, decision) for score, decision in zip(scores, decisions, strict=True)) / len(scores)
+        weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        found = concat(bests_of_merged(images, masks, text, tall), bests_of_single(images, shares, text))
-        return self.hrpa.of_bests(found, text.counts), decisions
+        found = concat(merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text))
+        return self.hrpa.of_max_sim(found, text.valid), decisions
 
 
 def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
                       use_paper_version: bool = False, use_gumbel_softmax: bool = False,
                       gumbel_tau: float = 1.0) -> CrossSparseAggrNet:
-    """The network of these settings. Raises `ValueError` as it does."""
+    """`CrossSparseAggrNet` with the arguments of the published code. Raises `ValueError` for invalid settings."""
     return CrossSparseAggrNet(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version,
                               use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
 
 
 SDTPS = CrossSparseAggrNet
-"""Its other name (docs/seps.md)."""
+"""Name in the published code (docs/seps.md)."""
 

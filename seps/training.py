@@ -9,7 +9,7 @@ from demo_sdtps.engine.optim import grouped
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import Evaluation, Trainer
 from demo_sdtps.seps import SEPSLoss
-from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, batches
+from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches
 from demo_sdtps.seps.evaluation import RetrievalData, evaluate_retrieval
 from demo_sdtps.seps.model import SEPS
 
@@ -33,7 +33,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
     def batches(self) -> Iterator[CaptionBatch]:
-        return batches(self.caption_loader)
+        return caption_batches(self.caption_loader)
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
         texts = (batch.captions, batch.lengths, batch.long_captions, batch.long_lengths)

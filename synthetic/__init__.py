@@ -1,1 +1,1 @@
-"""What is drawn to try everything without a data set: pedestrians in three modalities, and shapes with captions."""
+"""Synthetic data sets: pedestrians in three modalities, and shapes with captions."""

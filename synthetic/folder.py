@@ -1,18 +1,82 @@
-"""What the tools that make synthetic data sets share: a folder that is known again, and is written whole or not at all."""
+"""Flags of the tools that make synthetic data sets, and the folders that they write: marked, complete or absent."""
+import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.synthetic import MARKER
 
+Recipe = dict[str, Any]
+"""Everything that determines the content of the files."""
 
-def read_marker(target: Path) -> dict | None:
-    """What a tool recorded when it made `target`; None if it was not made so."""
+
+class Number(NamedTuple):
+    """Flag with a whole number from `least` to `most`."""
+
+    name: str
+    default: int
+    help: str
+    least: int = 1
+    most: int | None = None
+    metavar: str = "N"
+
+
+def parse_flags(arguments: list[str] | None, description: str, folder: str, numbers: Sequence[Number]) -> argparse.Namespace:
+    """Flags of a tool that writes the data set `folder`. Raises `UserError` for a number outside of its limits."""
+    parser = argparse.ArgumentParser(
+        description=f"{description} The same arguments give the same files, byte for byte.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--root", required=True, type=Path, help=f"folder that will hold {folder}/", metavar="DIR",
+                        default=argparse.SUPPRESS)
+    for number in numbers:
+        parser.add_argument(f"--{number.name}", type=int, default=number.default, metavar=number.metavar, help=number.help)
+    parser.add_argument("--overwrite", action="store_true",
+                        help=f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
+    options = parser.parse_args(arguments)
+    for name, _, _, least, most, _ in numbers:
+        value = getattr(options, name)
+        if value < least or (most is not None and value > most):
+            limits = f"{least} or more" if most is None else f"from {least} to {most}"
+            raise UserError(f"--{name} is {value}; it must be {limits}.")
+    return options
+
+
+def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Callable[[Recipe], bool],
+                  fill: Callable[[Path], Recipe]) -> bool:
+    """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
+
+    `fill` writes the files into a temporary folder and returns entries for the marker file; the folder replaces `target` when
+    it is complete. `is_complete` decides by the marker whether all files of an existing data set are there. Raises `UserError`
+    where `target` may not be replaced or cannot be written.
+    """
+    marker = read_marker(target)
+    if marker is not None and all(marker.get(key) == value for key, value in recipe.items()) and is_complete(marker):
+        sys.stdout.write(f"{target} is up to date: it was made with these arguments, nothing was written.\n")
+        return False
+    _check_free(target, overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
+            fresh = Path(temporary) / target.name
+            fresh.mkdir()
+            (fresh / MARKER).write_text(json.dumps({**recipe, **fill(fresh)}, indent=2) + "\n")
+            if target.exists():
+                shutil.move(target, Path(temporary) / "replaced")
+            fresh.rename(target)
+    except OSError as error:
+        raise UserError(f"--root {target.parent}: the data set could not be written there "
+                        f"({error.strerror or error}); choose a folder that is writable and has room.") from error
+    return True
+
+
+def read_marker(target: Path) -> Recipe | None:
+    """The marker that a tool wrote to `target`; None where there is none."""
     try:
         marker = json.loads((target / MARKER).read_text())
     except (OSError, ValueError):
@@ -20,16 +84,8 @@ def read_marker(target: Path) -> dict | None:
     return marker if isinstance(marker, dict) and "version" in marker else None
 
 
-def marker_of(target: Path, recipe: dict) -> dict | None:
-    """The marker of `target` if it was made by this recipe."""
-    marker = read_marker(target)
-    if marker is None or any(marker.get(key) != value for key, value in recipe.items()):
-        return None
-    return marker
-
-
-def check_free(target: Path, overwrite: bool) -> None:
-    """Raise UserError unless `target` is absent, empty, or an older work of the tool that may be replaced."""
+def _check_free(target: Path, overwrite: bool) -> None:
+    """Raise `UserError` unless `target` is absent, empty, or written by a tool and to be replaced."""
     if not os.path.lexists(target):
         return
     if target.is_symlink() or not target.is_dir():
@@ -38,26 +94,8 @@ def check_free(target: Path, overwrite: bool) -> None:
         return
     made_here = read_marker(target) is not None
     if overwrite and not made_here:
-        raise UserError(f"{target} is not empty and holds no {MARKER}, so this tool did not make it and it may be the "
-                        f"real data set; --overwrite leaves it alone: choose another --root.")
+        raise UserError(f"{target} is not empty and has no {MARKER}, so this tool did not make it and it may be the "
+                        f"real data set; --overwrite does not replace it: choose another --root.")
     if not overwrite:
         raise UserError(f"{target} exists already and is not empty; choose another --root"
                         + (" or pass --overwrite to replace it." if made_here else "."))
-
-
-@contextmanager
-def written_folder(target: Path) -> Iterator[tuple[Path, dict]]:
-    """A fresh folder beside `target` to fill, and its marker, a dict to fill; it takes `target`'s place when complete."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
-            fresh, marker = Path(temporary) / target.name, {}
-            fresh.mkdir()
-            yield fresh, marker
-            (fresh / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
-            if target.exists():
-                shutil.move(target, Path(temporary) / "replaced")
-            fresh.rename(target)
-    except OSError as error:
-        raise UserError(f"--root {target.parent}: the data set could not be written there "
-                        f"({error.strerror or error}); choose a folder that is writable and has room.") from error

@@ -1,11 +1,9 @@
-"""Synthetic pedestrians in three modalities: a small re-identification problem that can be made anywhere.
+"""Synthetic pedestrians in three modalities: a small re-identification problem without a download.
 
-A triplet is drawn once, as a map of materials, and seen three times through a camera: identity is spread over
-RGB (colours and pattern), NI (reflectance of the cloth) and TI (insulation of the cloth). Many identities share
-a look in one modality; only the three looks together are unique. Pose, place, background, occluders, light and
-noise are drawn anew for every image, without knowing who is in it.
+A triplet is drawn once, as a map of materials, and rendered in three modalities. An identity consists of a look in RGB (colours
+and pattern), NI (reflectance of the clothes) and TI (insulation of the clothes). Many identities share a look in one modality;
+only the three looks together are unique. Pose, position, background, occluders, light and noise do not depend on the identity.
 """
-
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,17 +15,17 @@ from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, draw_body, random
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1
-"""Raised whenever the same seed would give other images."""
+"""Incremented whenever the same seed gives other images."""
 MINIMUM_SIZE = (32, 16)
-"""Height and width in pixels under which a body is no longer a body."""
+"""Least height and width in pixels."""
 SUPERSAMPLING = 2
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
-"""Which of a material's five numbers each modality sees."""
+"""The numbers of a material that each modality renders."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A person: what never changes from image to image."""
+    """Properties of a person that all images share."""
 
     look: Look
     build: Build
@@ -37,8 +35,8 @@ class Identity:
 class Camera:
     """One camera; the vectors have one entry per channel (red, green, blue, NI, TI), values are in [0, 1].
 
-    A camera sees `offset + gain * value ** gamma`, blurred, and adds noise of standard deviation `noise`.
-    `night_rate` is the share of its images taken at night.
+    An image is `offset + gain * value ** gamma`, blurred, plus noise of standard deviation `noise`. `night_rate` is the share
+    of images taken at night.
     """
 
     style: str
@@ -62,19 +60,19 @@ CAMERAS = (
 )
 DAY_LIGHT = np.ones(5)
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
-"""What is left of the light at night; NI brings its own lamp and TI needs none."""
+"""Factor of the light at night; NI has its own lamp and TI needs none."""
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:
-    """`number` identities, no two with the same three looks.
+    """`number` identities with different combinations of looks.
 
-    Every second one differs from the one before it in a single modality (each modality in its turn), so that none of
-    the three can be left out. Raises UserError when there are fewer combinations of looks than identities.
+    Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn), so that all three are
+    needed. Raises `UserError` where there are fewer combinations than identities.
     """
     if number > prod(LOOK_SHAPE):
-        raise UserError(f"{number} identities were asked for in all, but the synthetic looks combine to no more than "
-                        f"{prod(LOOK_SHAPE)}: ask for fewer (--identities, --test_identities).")
+        raise UserError(f"{number} identities were asked for in all, but there are no more than "
+                        f"{prod(LOOK_SHAPE)} combinations of looks; ask for fewer (--identities, --test_identities).")
     rng = np.random.default_rng([seed, 0])
     looks = np.indices(LOOK_SHAPE).reshape(len(LOOK_SHAPE), -1).T
     free = np.ones(len(looks), bool)
@@ -85,7 +83,7 @@ def make_identities(number: int, seed: int) -> list[Identity]:
             others = np.arange(len(LOOK_SHAPE)) != index // 2 % len(LOOK_SHAPE)
             twins = free & (looks[:, others] == looks[chosen[-1], others]).all(1)
             candidates = twins if twins.any() else free
-        # The least used looks first: every look is to be shared by about equally many.
+        # The least used looks first, so that all looks have about equally many identities.
         used = sum(count * np.bincount(looks[chosen, modality], minlength=count)[looks[:, modality]]
                    for modality, count in enumerate(LOOK_SHAPE))
         chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
@@ -101,11 +99,11 @@ def is_night(camera: int, rng: np.random.Generator) -> bool:
 
 def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int,
                  rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """One person before one camera: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
+    """One person in one camera: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
-    `camera` counts from 0. With the same `rng` state two identities get the same surroundings, pose and noise.
+    `camera` counts from 0. With the same state of `rng` two identities have the same surroundings, pose and noise.
     """
-    # Separate streams: what one part draws never moves what another part draws.
+    # Separate streams, so that the draws of one part do not change those of another.
     scene, body, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
@@ -122,8 +120,8 @@ def draw_triplet(identity: Identity, camera: int, night: bool, height: int, widt
     return _expose(light, CAMERAS[camera], night, sensor), _pool(person[..., None].astype(np.float32))[..., 0] > 0.5
 
 
-def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size, aside: float) -> None:
-    """Somebody else, who is no identity, `aside` image widths or more from the middle."""
+def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size: tuple[float, float], aside: float) -> None:
+    """Person without an identity, at least `aside` image widths from the centre."""
     pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
     height = rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
@@ -131,7 +129,7 @@ def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size, aside: float
 
 
 def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What the camera's three sensors make of the light: (H, W, 5) float to {modality: (H, W, 3) uint8}."""
+    """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
     images = {}
     for modality, span in CHANNELS.items():
@@ -143,22 +141,22 @@ def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Gener
         uneven = 1 + 0.08 * _smooth_noise(height, width, 5, rng) + 0.06 * _smooth_noise(height, width, 28, rng)
         seen = np.clip(offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1)
         image = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
-        # Blur is given for 128 rows; a thermal lens resolves less.
+        # Blur is given for 128 rows; a thermal lens has a lower resolution.
         radius = (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
         grain = 255 * noise * rng.standard_normal((height, width, count), dtype=np.float32)
-        images[modality] = np.uint8(np.clip(np.asarray(image.filter(ImageFilter.GaussianBlur(radius))) + grain,
-                                              0, 255))
+        blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(radius)))
+        images[modality] = np.clip(blurred + grain, 0, 255).astype(np.uint8)
     return images
 
 
 def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator) -> np.ndarray:
-    """(height, width) noise of unit deviation at its `cells` knots down the image, smooth between them."""
+    """Noise (height, width) of unit deviation at a grid with `cells` rows, interpolated between them."""
     knots = rng.standard_normal((cells, max(2, cells * width // height)), dtype=np.float32)
     return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _pool(fine: np.ndarray) -> np.ndarray:
-    """Mean over the supersampled pixels: (S H, S W, C) to (H, W, C)."""
+    """Mean over the supersampled pixels: (S H, S W, C) → (H, W, C)."""
     height, width, channels = fine.shape
     return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING,
                         channels).mean((1, 3))

@@ -1,9 +1,10 @@
-"""Synthetic scenes with captions: two to four coloured shapes on a plain background, and sentences that are true of them.
+"""Synthetic scenes with captions: two to four coloured shapes on a plain background, and sentences that describe them.
 
-A scene is a description first, from which both the image and the captions are made. No two shapes of a scene have one
-colour or one place; kinds, sizes and textures repeat. A caption names two or three of the shapes by some of their
-attributes, which nearly always tells the scene from a few hundred others; a long caption names everything.
+Image and captions are made from one description. The shapes of a scene have different colours and positions; kinds, sizes and
+textures may repeat. A caption names two or three shapes by some of their attributes, which nearly always identifies the scene
+among a few hundred; a long caption names everything.
 """
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,9 +12,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 VERSION = 1
-"""Raised whenever the same seed would give other images or captions."""
+"""Incremented whenever the same seed gives other images or captions."""
 MINIMUM_SIZE = 32
-"""Side in pixels under which a small star is a blot."""
+"""Least side in pixels at which a small star is recognisable."""
 
 COLOURS = {"red": (214, 40, 40), "orange": (245, 138, 30), "yellow": (245, 215, 50), "green": (50, 155, 60),
            "cyan": (70, 205, 215), "blue": (45, 80, 200), "purple": (130, 50, 165), "pink": (245, 130, 185)}
@@ -39,7 +40,7 @@ LONG = "there are {number} shapes on a {background} background . {shapes} ."
 
 @dataclass(frozen=True)
 class Shape:
-    """One thing in an image; every field is a word or phrase of the captions."""
+    """One shape; every field is a word or phrase of the captions."""
 
     size: str
     texture: str
@@ -50,37 +51,35 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in an image, from top left to bottom right."""
+    """Content of an image; shapes from top left to bottom right."""
 
     shapes: tuple[Shape, ...]
     background: str
 
 
 def random_scene(rng: np.random.Generator) -> Scene:
-    """Two to four shapes with colours and places of their own."""
+    """Random scene of two to four shapes with different colours and positions."""
     count = int(rng.integers(2, 5))
-    places = sorted(rng.choice(len(PLACES), count, replace=False))
+    cells = sorted(rng.choice(len(PLACES), count, replace=False))
     colours = rng.choice(list(COLOURS), count, replace=False)
     shapes = tuple(Shape(_choice(rng, SIZES), str(rng.choice(TEXTURES, p=TEXTURE_RATES)), str(colour),
-                         _choice(rng, OUTLINES), list(PLACES)[place])
-                   for place, colour in zip(places, colours, strict=True))
+                         _choice(rng, OUTLINES), list(PLACES)[cell])
+                   for cell, colour in zip(cells, colours, strict=True))
     return Scene(shapes, _choice(rng, BACKGROUNDS))
 
 
-def _choice(rng: np.random.Generator, words) -> str:
+def _choice(rng: np.random.Generator, words: Collection[str]) -> str:
     return list(words)[rng.integers(len(words))]
 
 
-# Captions
-
 def long_caption(scene: Scene) -> str:
-    """A text that names every attribute of every shape, and the background."""
+    """Text that names every attribute of every shape, and the background."""
     shapes = " , ".join(f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes)
     return LONG.format(number=NUMBERS[len(scene.shapes)], background=scene.background, shapes=shapes)
 
 
 def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[str]:
-    """So many different captions, each of which names a part of the scene."""
+    """`number` different captions, each of which describes a part of the scene."""
     captions: dict[str, None] = {}
     while len(captions) < number:
         captions[_short_caption(scene, rng)] = None
@@ -91,20 +90,21 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
     shapes = [scene.shapes[i] for i in rng.permutation(len(scene.shapes))]
     kind = rng.random()
     if len(shapes) > 2 and kind < 0.2:
-        # Three colours and kinds with a fourth word are enough to know a scene by.
-        a, b, c = (_noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3])
-        return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=NUMBERS[len(scene.shapes)])
+        # Three colours and kinds with one more word each identify a scene.
+        nouns = (_noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3])
+        named = dict(zip("abc", nouns, strict=True))
+        return _choice(rng, OF_THREE).format(**named, number=NUMBERS[len(scene.shapes)])
     if kind < 0.6:
         a, b = shapes[:2]
-        said = {"relation": _choice(rng, relations(a, b)), "number": NUMBERS[len(scene.shapes)]}
-        return _choice(rng, RELATED).format(a=_with_some(a, rng), b=_with_some(b, rng), **said)
-    # One of the two by its place, the other perhaps.
-    a, b = (_with_some(shape, rng, place=rng.random() < rate) for shape, rate in zip(shapes[:2], (1, 0.4), strict=True))
-    return _choice(rng, SENTENCES).format(a=a, b=b, number=NUMBERS[len(scene.shapes)])
+        relation = _choice(rng, relations(a, b))
+        return _choice(rng, RELATED).format(a=_describe(a, rng), b=_describe(b, rng), relation=relation)
+    # The first of the two always with its position, the second sometimes.
+    first, second = (_describe(shape, rng, rng.random() < rate) for shape, rate in zip(shapes[:2], (1, 0.4), strict=True))
+    return _choice(rng, SENTENCES).format(a=first, b=second, number=NUMBERS[len(scene.shapes)])
 
 
-def _with_some(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
-    """A shape by colour, kind and one or both of size and texture; with its place, perhaps by none of them."""
+def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
+    """Colour, kind and one or both of size and texture; with `place` also the position, and size and texture optional."""
     size, texture = ((True, False), (False, True), (True, True), (False, False))[rng.integers(4 if place else 3)]
     return _noun(shape, size, texture) + (f" {shape.place}" if place else "")
 
@@ -115,7 +115,7 @@ def _noun(shape: Shape, size: bool = False, texture: bool = False) -> str:
 
 
 def relations(a: Shape, b: Shape) -> list[str]:
-    """How `a` lies to `b`, in every way that is true: each direction that is at least as far as the other, and nearness."""
+    """All true relations of `a` to `b`: directions with at least the larger distance of both axes, and adjacency."""
     (row, column), (other_row, other_column) = PLACES[a.place], PLACES[b.place]
     down, right = row - other_row, column - other_column
     found = ["next to"] * (max(abs(down), abs(right)) == 1)
@@ -126,23 +126,21 @@ def relations(a: Shape, b: Shape) -> list[str]:
     return found
 
 
-# Images
-
 def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
-    """The scene as uint8 (size, size, 3). The generator decides on light, grain and how exactly shapes lie and are turned."""
+    """Image of the scene, uint8 (size, size, 3); light, noise, and small offsets and rotations of the shapes are random."""
     side = size * SUPERSAMPLING
     canvas = np.full((side, side, 3), BACKGROUNDS[scene.background], np.uint8)
     for shape in scene.shapes:
         _draw_shape(canvas, shape, rng)
     image = np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32)
-    # One side is a little lighter than the other.
+    # Linear light gradient.
     ramp, (down, right) = np.linspace(-6, 6, size), rng.uniform(-1, 1, 2)
     light = down * ramp[:, None, None] + right * ramp[None, :, None]
-    return np.uint8((image + light + rng.normal(0, GRAIN, image.shape)).round().clip(0, 255))
+    return (image + light + rng.normal(0, GRAIN, image.shape)).round().clip(0, 255).astype(np.uint8)
 
 
 def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> None:
-    """Put a shape into a canvas (side, side, 3)."""
+    """Draw a shape on a canvas (side, side, 3)."""
     side = len(canvas)
     radius, turn = side * SIZES[shape.size], rng.uniform(-0.15, 0.15)
     row, column = side * ((np.array(PLACES[shape.place]) + 0.5) / 3 + rng.uniform(-0.012, 0.012, 2))
@@ -153,14 +151,14 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
         turned = column + radius * (x * np.cos(turn) - y * np.sin(turn)), row + radius * (x * np.sin(turn) + y * np.cos(turn))
         draw.polygon(list(zip(*turned, strict=True)), fill=value)
     rows, columns = np.nonzero(np.asarray(image))
-    down, right, slant = (rows - row) / side, (columns - column) / side, turn + 0.7  # stripes and dots lie aslant
+    down, right, slant = (rows - row) / side, (columns - column) / side, turn + 0.7  # stripes and dots are diagonal
     marked = _marked(shape.texture, right * np.cos(slant) + down * np.sin(slant), down * np.cos(slant) - right * np.sin(slant))
     colour = np.array(COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
     canvas[rows, columns] = np.where(marked[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
 
 
 def _marked(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Whether pixels at these places, in image sides, are of a dark stripe or dot: (pixels,) bool."""
+    """Whether pixels belong to a dark stripe or dot: coordinates relative to the side (pixels,) → (pixels,) bool."""
     if texture == "striped":
         return along % 0.08 < 0.035
     if texture == "dotted":
@@ -169,7 +167,7 @@ def _marked(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def _regular(corners: int, *radii: float, turn: float = 0.0) -> np.ndarray:
-    """A polygon around the origin as (row, column), from straight above; its corners' radii take turns."""
+    """Polygon around the origin, (corners, 2) rows and columns, from the top; the radii repeat over the corners."""
     angles = 2 * np.pi * np.arange(corners) / corners + turn
     radius = np.resize(radii, corners)
     return np.stack([-radius * np.cos(angles), radius * np.sin(angles)], axis=1)
@@ -185,11 +183,11 @@ OUTLINES = {
     "ring": [(_regular(40, 1.05), 1), (_regular(40, 0.55), 0)],
     "diamond": [(_regular(4, 1.15, 0.8), 1)],
 }
-"""Polygons of radius about 1 that are drawn (1) or cut out (0) one after the other."""
+"""Polygons of radius about 1 that are drawn (1) or cut out (0) in order."""
 
 
 def _vocabulary() -> tuple[str, ...]:
-    """Every word that a caption can hold, sorted."""
+    """All words of captions, sorted."""
     templates = " ".join((*SENTENCES, *RELATED, *OF_THREE, LONG)).split()
     of_relations = {word for a, b in combinations(PLACES, 2) for pair in ((a, b), (b, a))
                     for relation in relations(*(Shape("", "", "", "", place) for place in pair)) for word in relation.split()}

@@ -1,4 +1,4 @@
-"""Hostile input as data: what is made on disk, what is called, and what must come of it."""
+"""Hostile input as data: files on disk, a command line, and the expected message."""
 import importlib
 import os
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from demo_sdtps.modeling import make_model
 
 COMMANDS = {"train": "train_net", "test": "test_net", "export": "tools.export_features", "draw": "tools.draw_ranks",
             "convert": "tools.convert_checkpoint", "synthetic": "tools.make_synthetic", "train_seps": "train_seps"}
-SAID = ("reading images", "verifying images", "extracting features", "checking images", "tokenising", "encoding",
+PROGRESS = ("reading images", "verifying images", "extracting features", "checking images", "tokenising", "encoding",
         "drawing")
-"""What progress bars begin with, which are wiped away and leave blanks."""
+"""Titles of progress bars, which may remain in stderr."""
 
 
 class Place(NamedTuple):
-    """Where a case is made: a copy of a tiny data set, a folder for everything else, and which image is damaged."""
+    """Location of a case: a copy of a tiny data set, a folder for other files, and the number of the damaged image."""
 
     root: Path
     folder: Path
@@ -37,17 +37,17 @@ class Place(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A command with words ({root} and {folder} filled in) after `make`; it must say `says`, or succeed where that is empty."""
+    """Command with `cli_args` ({root} and {folder} are replaced) after `make`; it must report `says`, or succeed if empty."""
 
     name: str
     command: str
     make: Callable[[Place], object]
-    words: tuple[str, ...]
+    cli_args: tuple[str, ...]
     says: tuple[str, ...]
 
 
 def table(cases):
-    """pytest's parametrisation of cases, whose names tell them apart."""
+    """Parametrisation of cases with unique names."""
     assert len({case.name for case in cases}) == len(cases)
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
@@ -57,9 +57,9 @@ def main_of(name):
 
 
 def run_case(case: Case, place: Place, command) -> tuple[str, str]:
-    """Make the case, call its command, and check how it ended: → what it printed on stdout and stderr."""
+    """Make the files of a case, call its command and check the outcome → stdout and stderr."""
     case.make(place)
-    given = words_of(case, place)
+    given = cli_args_of(case, place)
     before = tree(place.folder.parent)
     code, stdout, stderr = command(main_of(case.command), *given)
     assert "Traceback" not in stderr, stderr
@@ -67,10 +67,10 @@ def run_case(case: Case, place: Place, command) -> tuple[str, str]:
         assert code == 0, stderr
         return stdout, stderr
     assert code == 2, stderr
-    lines = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and not line.strip().startswith(SAID)]
+    lines = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and not line.strip().startswith(PROGRESS)]
     sentence = lines[-1]
     assert ONE_LINE in sentence and not stdout
-    # argparse tells how a command is used before its error.
+    # argparse prints the usage before its error.
     assert len(lines) == 1 or lines[0].startswith("usage: "), stderr
     missing = [part for part in (part.format(**place._asdict()) for part in case.says) if part not in sentence]
     assert not missing, sentence
@@ -78,21 +78,21 @@ def run_case(case: Case, place: Place, command) -> tuple[str, str]:
     return stdout, stderr
 
 
-def words_of(case: Case, place: Place) -> list[str]:
-    """The case's words after those of the tiny data, where it does not bring its own; later pairs win."""
-    own = [word.format(**place._asdict()) if "{" in word else word for word in case.words]
+def cli_args_of(case: Case, place: Place) -> list[str]:
+    """Command line of a case: that of the tiny data, unless the case has its own, then `case.cli_args`; later pairs win."""
+    own = [arg.format(**place._asdict()) if "{" in arg else arg for arg in case.cli_args]
     if case.command in ("convert", "synthetic") or own == ["--config_file"]:
         return own
     if case.command.endswith("seps"):
-        words = seps_tiny.words_for(place.root)
+        shared = seps_tiny.words_for(place.root)
     else:
-        words = words_for(place.root, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False")
+        shared = words_for(place.root, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False")
     first = own[:2] if own[:1] == ["--config_file"] else []
-    return [*(first or words[:2]), *words[2:], "OUTPUT_DIR", str(place.folder / "output"), *own[len(first):]]
+    return [*(first or shared[:2]), *shared[2:], "OUTPUT_DIR", str(place.folder / "output"), *own[len(first):]]
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Everything below a folder: what a link points to, a file's size and time, nothing of a folder but its name."""
+    """All paths below a folder: the target of a link, size and time of a file, True for a folder."""
     found = {}
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, object]:
 
 
 def weights_for(root: Path, path: Path, change: Callable[[dict], object] = lambda content: None, cameras: int = 4) -> Path:
-    """A checkpoint of the tiny model, changed."""
+    """Write a changed checkpoint of the tiny model."""
     torch.manual_seed(0)
     model = make_model(load_cfg(CONFIG, words_for(root)[2:]), 6, cameras)
     content = {"model": model.state_dict(), "dataset": "RGBNT201", "camera_num": cameras}
@@ -113,7 +113,7 @@ def weights_for(root: Path, path: Path, change: Callable[[dict], object] = lambd
 
 
 class Bomb:
-    """Unpickled as Python would do it, it makes a file."""
+    """Makes a folder when it is unpickled by `pickle`."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -67,7 +67,7 @@ def test_the_files_are_those_of_the_batch(loader):
     items = list(loader.batch_sampler)[1]
     loader.batch_sampler.begin(3, 4)
     found = files_of_batch(loader, 3, 2)
-    assert found == [path for index, _ in items for path in loader.dataset.samples[index].paths]
+    assert found == [path for index, _ in items for path in loader.dataset.files(index)]
     assert loader.batch_sampler.start == 4  # its own place is left alone
 
 

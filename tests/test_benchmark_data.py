@@ -26,6 +26,6 @@ def test_both_sides_decode_the_same_pixels(tmp_path, size):
     _, samples = benchmark_data.training_samples(tmp_path)
     assert len(samples) == 4
     for sample in samples:
-        for path, ours in zip(sample.paths, decode_triplet(sample), strict=True):
+        for path, ours in zip(sample.paths, decode_triplet(sample.paths), strict=True):
             assert ours.shape == (3, *size)
             assert np.array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(plain.decode(path)))

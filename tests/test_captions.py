@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.images import decode
-from demo_sdtps.seps.captions import batches, encode_texts, image_batches, image_loader, padded, train_loader
+from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_texts, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.tools import make_synthetic_captions
 
@@ -51,9 +51,9 @@ def split(shapes):
 
 
 def load_epoch(split, tokenizer, *opts, epoch=1):
-    loader = train_loader(config(*opts), split, tokenizer)
+    loader = caption_loader(config(*opts), split, tokenizer)
     loader.batch_sampler.epoch = epoch
-    return list(batches(loader))
+    return list(caption_batches(loader))
 
 
 def assert_equal_batches(ours, theirs):
@@ -119,7 +119,7 @@ def test_encoded_texts(tokenizer):
 
 def test_texts_are_encoded_in_parts(tokenizer, monkeypatch):
     texts = [" ".join(["red"] * number) for number in range(1, 8)]
-    monkeypatch.setattr("demo_sdtps.seps.captions.TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("demo_sdtps.seps.captions.TOKENIZER_BATCH", 3)
     assert [len(text) for text in encode_texts(tokenizer, texts, 64)] == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -178,14 +178,14 @@ def test_captions_of_one_image_see_it_differently(split, tokenizer):
 
 
 def test_epochs_of_one_loader_are_those_of_fresh_ones(split, tokenizer):
-    loader = train_loader(config("DATALOADER.NUM_WORKERS", 1), split, tokenizer)
+    loader = caption_loader(config("DATALOADER.NUM_WORKERS", 1), split, tokenizer)
     for epoch in (1, 2):
         loader.batch_sampler.epoch = epoch
-        assert_equal_batches(list(batches(loader)), load_epoch(split, tokenizer, epoch=epoch))
+        assert_equal_batches(list(caption_batches(loader)), load_epoch(split, tokenizer, epoch=epoch))
 
 
 def test_fewer_captions_than_a_batch_are_told(split, tokenizer):
-    message = message_of(train_loader, config("SOLVER.IMS_PER_BATCH", 31), split, tokenizer)
+    message = message_of(caption_loader, config("SOLVER.IMS_PER_BATCH", 31), split, tokenizer)
     assert "has 30 captions" in message and "lower SOLVER.IMS_PER_BATCH" in message
     assert len(load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)) == 1
 
@@ -214,7 +214,7 @@ def test_a_damaged_image_is_one_clean_error(no_process_left, split, tokenizer, t
     own = own_images(split, tmp_path)
     damage(Path(own.paths[4]))
     cfg = config("DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no", "SOLVER.IMS_PER_BATCH", 30)
-    for take in (lambda: batches(train_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
+    for take in (lambda: caption_batches(caption_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
         with pytest.raises(UserError) as raised:
             list(take())
         message = str(raised.value)
@@ -225,12 +225,12 @@ def test_a_damaged_image_is_one_clean_error(no_process_left, split, tokenizer, t
 def test_a_damaged_image_is_told_while_the_cache_is_filled(split, tokenizer, tmp_path):
     own = own_images(split, tmp_path)
     zero_bytes(Path(own.paths[7]))
-    message = message_of(train_loader, config("DATASETS.CACHE", "yes"), own, tokenizer)
+    message = message_of(caption_loader, config("DATASETS.CACHE", "yes"), own, tokenizer)
     assert own.paths[7] in message and message.endswith("; replace it.")
 
 
 def test_auto_caches_what_fits(split, tokenizer, monkeypatch):
     for limit, fits in ((IMAGES * 3 * 32 * 32, True), (IMAGES * 3 * 32 * 32 - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
-        for loader in (train_loader(config(), split, tokenizer), image_loader(config(), split)):
+        for loader in (caption_loader(config(), split, tokenizer), image_loader(config(), split)):
             assert (loader.dataset.images is not None) is fits

@@ -92,8 +92,8 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["MODEL.DEVICE", "cuda:"], ["MODEL.DEVICE", "'cuda:'", "'cuda:0'"]),
     (["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", "8"], ["MODEL.PATCH_SIZE is 8", "ViT-B-16", "set it to 0"]),
     (["MODEL.PRETRAIN_PATH_T", "hub", "MODEL.PATCH_SIZE", "8"], ["MODEL.PATCH_SIZE is 8", "set it to 0"]),
-    (["SOLVER.MAX_EPOCHS"], ["KEY VALUE", "'SOLVER.MAX_EPOCHS'", "stands alone"]),
-    (["SOLVER.SEED", "1", "SOLVER.MAX_EPOCHS"], ["KEY VALUE", "'SOLVER.MAX_EPOCHS'", "stands alone"]),
+    (["SOLVER.MAX_EPOCHS"], ["KEY VALUE", "'SOLVER.MAX_EPOCHS'", "has no value"]),
+    (["SOLVER.SEED", "1", "SOLVER.MAX_EPOCHS"], ["KEY VALUE", "'SOLVER.MAX_EPOCHS'", "has no value"]),
     (["SOLVER.BASE_LR", "1e400"], ["SOLVER.BASE_LR"]),
     (["INPUT.SIZE_TRAIN", "[True, 64]", "INPUT.SIZE_TEST", "[True, 64]"], ["INPUT.SIZE_TRAIN", "whole numbers"]),
     (["MODEL.DEVICE", "cuda:²"], ["MODEL.DEVICE", "'cuda:0'"]),
@@ -150,7 +150,7 @@ def test_a_section_without_keys_is_no_unknown_key(tmp_path):
 def test_a_section_that_holds_itself_is_told(tmp_path):
     path = tmp_path / "own.yml"
     path.write_text("MODEL: &model {X: *model}")
-    assert "holds itself" in error(path, [])
+    assert "contains itself" in error(path, [])
 
 
 def test_a_key_that_is_no_text_is_told(tmp_path):

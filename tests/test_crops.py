@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from triplets import random_image
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.transforms import CROP_ASPECT, crop_box, crop_transform, resize_transform
+from demo_sdtps.datasets.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
 
 PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
 
@@ -34,7 +34,7 @@ def test_evaluation_resizes_and_normalises():
 
 def test_training_without_chance_is_the_resized_image():
     image = random_image(48, 48)
-    assert torch.equal(crop_transform(config(*PLAIN))(image), resize_transform(config())(image))
+    assert torch.equal(CropTransform(config(*PLAIN))(image), resize_transform(config())(image))
 
 
 def test_a_crop_is_a_part_of_the_image_resized():
@@ -44,7 +44,7 @@ def test_a_crop_is_a_part_of_the_image_resized():
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
         part = image[None, :, top:top + rows, left:left + columns].float()
         expected = F.interpolate(part, (16, 24), mode="bicubic", antialias=True, align_corners=False)[0].clamp(0, 255)
-        found = crop_transform(cfg)(image, random.Random(seed))
+        found = CropTransform(cfg)(image, random.Random(seed))
         assert found.shape == (3, 16, 24) and found.dtype == torch.float32
         assert (found - normalised(expected)).abs().max() < 2.5 / 127.5  # whole grey levels on the way
 
@@ -76,7 +76,7 @@ def test_of_a_long_image_the_middle_is_taken(height, width, box):
 
 
 def test_half_the_images_are_flipped():
-    image, transform = random_image(32, 32), crop_transform(config("INPUT.MIN_CROP", 1.0))
+    image, transform = random_image(32, 32), CropTransform(config("INPUT.MIN_CROP", 1.0))
     plain = normalised(image)
     seen = Counter()
     for seed in range(200):
@@ -91,5 +91,5 @@ def test_augmentation_does_not_change_the_image():
     image = random_image(40, 40)
     before = image.clone()
     for seed in range(5):
-        crop_transform(config())(image, random.Random(seed))
+        CropTransform(config())(image, random.Random(seed))
     assert torch.equal(image, before)

@@ -115,7 +115,7 @@ MISTAKES = {
     "no captions file": (lambda f: (f / CAPS).unlink(), CAPS, "is missing"),
     "no ids file": (lambda f: (f / IDS_FILE).unlink(), IDS_FILE, "is missing"),
     "no mapping": (lambda f: (f / MAP).unlink(), MAP, "is missing"),
-    "no images": (lambda f: (f / "images").rename(f / "moved"), "images", "is missing"),
+    "no images": (lambda f: (f / "images").rename(f / "elsewhere"), "images", "is missing"),
     "a folder for a file": (lambda f: (f / CAPS).unlink() or (f / CAPS).mkdir(), CAPS, "cannot be read"),
     "no captions": (lambda f: (f / CAPS).write_text(""), CAPS, "is empty"),
     "blank captions": (lambda f: (f / CAPS).write_text("\n \n\n"), CAPS, "is empty"),

@@ -9,7 +9,6 @@ from triplets import FIRST, a_text, config, cut_short, head_alone, images_of, me
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import check_widths, decode, decode_triplet, verify
 
 
@@ -69,10 +68,10 @@ def test_a_rotation_in_the_header_is_left_alone(tmp_path):
 
 def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
     paths, expected = zip(*(image(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
-    for ours, theirs in zip(decode_triplet(Sample(paths, 1, 0)), expected, strict=True):
+    for ours, theirs in zip(decode_triplet(paths), expected, strict=True):
         assert torch.equal(ours, theirs)
     path, whole = image(tmp_path / "whole.png", 12)
-    for number, part in enumerate(decode_triplet(Sample((path,), 1, 0))):
+    for number, part in enumerate(decode_triplet((path,))):
         assert torch.equal(part, whole[:, :, 4 * number:4 * number + 4])
 
 
@@ -80,7 +79,7 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
 def test_the_damaged_image_of_a_triplet_is_told(tmp_path, count):
     paths = [image(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
     a_text(Path(paths[-1]))
-    assert message_of(decode_triplet, Sample(tuple(paths), 1, 0)).startswith(f"The image {paths[-1]} cannot be read")
+    assert message_of(decode_triplet, tuple(paths)).startswith(f"The image {paths[-1]} cannot be read")
 
 
 def test_widths_are_checked_in_order(tmp_path):
@@ -125,5 +124,6 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "large.jpg"
     Image.new("RGB", (64, 64)).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow refuses twice as many
+    monkeypatch.setattr("demo_sdtps.datasets.images.MAX_PIXELS", 1000)
     with pytest.raises(UserError, match=r"large\.jpg"):
         decode(str(path))

@@ -35,7 +35,7 @@ def test_a_value_may_look_like_a_key_with_a_value():
     (["SOLVER.SEED=", "SOLVER.MAX_EPOCHS=3"], "The option 'SOLVER.SEED' has no value"),
     (["SOLVER.SEED", "=", "3"], "The option 'SOLVER.SEED' has no value, or a space"),
     (["SOLVER.SEED", "=3"], "The option 'SOLVER.SEED' has no value, or a space"),
-    (["SOLVER.SEED=3", "SOLVER.MAX_EPOCHS"], "'SOLVER.MAX_EPOCHS' stands alone"),
+    (["SOLVER.SEED=3", "SOLVER.MAX_EPOCHS"], "'SOLVER.MAX_EPOCHS' has no value"),
     (["SOLVER.SED=3"], "Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED."),
     (["SOLVER.SEED=three"], "SOLVER.SEED in the command line is 'three' (a text), but it must be a whole number"),
     (["../x=3", "4"], "Unknown key '../x=3'"), (["=3", "4"], "Unknown key '=3'")], ids=repr)
@@ -47,8 +47,8 @@ def test_a_key_without_a_value_is_told_though_a_flag_stands_for_a_pair(command, 
     from demo_sdtps import test_net
 
     _, _, stderr = command(test_net.main, "--config_file", CONFIG, "--weight", tmp_path / "w.pth", "TEST.MISS")
-    assert stderr == ONE_LINE + ("The options after the flags must be KEY VALUE pairs, but 'TEST.MISS' stands alone; give it a "
-                                 "value or leave it out.\n")
+    assert stderr == ONE_LINE + ("The options after the flags must be KEY VALUE pairs, but 'TEST.MISS' has no value; give it "
+                                 "one or remove it.\n")
 
 
 def test_commands_understand_it(command):

@@ -24,7 +24,7 @@ def test_a_run_that_ends_before_its_kill_is_followed_by_another(tmp_path, monkey
         asked.append(list(numbers))
         yield from ({"after": 0.0} for _ in numbers if len(asked) > 1)
 
-    for name, stand_in in (("make_data", lambda *_: []), ("undisturbed", lambda *_: 1.0), ("killed", killed),
+    for name, stand_in in (("make_data", lambda *_: []), ("uninterrupted", lambda *_: 1.0), ("killed", killed),
                            ("differing", lambda *_: [])):
         monkeypatch.setattr(kill_test, name, stand_in)
     found = kill_test.kill_test(tmp_path, kill_test.parser().parse_args(["--kills", "2"]))
@@ -47,4 +47,4 @@ def test_the_table_says_whether_runs_differ():
     kill = {"run": 1, "after": 0.5, "during": "saving last.pth", "log": "from the beginning"}
     found = {"command": "train_net", "epochs": 2, "runs": 1, "kills": [kill], "differences": []}
     assert "bit for bit" in kill_test.table(found) and "1 of them while saving" in kill_test.table(found)
-    assert "DIFFERS" in kill_test.table(found | {"differences": ["run 1: metrics.json"]})
+    assert "DIFFER from" in kill_test.table(found | {"differences": ["run 1: metrics.json"]})

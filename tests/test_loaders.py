@@ -25,7 +25,7 @@ from demo_sdtps.datasets.loaders import (
     train_loader,
     use_cache,
 )
-from demo_sdtps.datasets.transforms import train_transform
+from demo_sdtps.datasets.transforms import TrainTransform
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -149,7 +149,7 @@ def test_epochs_of_one_loader_are_those_of_fresh_ones(tiny_root):
 def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
     path = str(images_of(tiny_root) / FIRST)
-    dataset = TripletDataset([Sample((path,) * 3, 1, 0)], [0], train_transform(config(tiny_root, *opts)), cache=False)
+    dataset = TripletDataset([Sample((path,) * 3, 1, 0)], [0], TrainTransform(config(tiny_root, *opts)), cache=False)
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         different = sum(not torch.equal(images[first], images[second]) for images in triplets)
@@ -233,20 +233,20 @@ def test_advice_for_too_few_identities_can_be_followed(tiny_root):
 
 
 def test_auto_caches_what_fits(tiny_root, monkeypatch):
-    samples = read_splits(config(tiny_root), ("train",))["train"]
+    paths = [sample.paths for sample in read_splits(config(tiny_root), ("train",))["train"]]
     bytes_needed = 48 * 3 * 3 * 32 * 16
     assert bytes_needed < CACHE_LIMIT
     for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
-        assert use_cache(config(tiny_root), samples) is fits
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), samples) is True
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), samples) is False
+        assert use_cache(config(tiny_root), paths) is fits
+        assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), paths) is True
+        assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), paths) is False
 
 
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
     samples = read_splits(cfg, ("train",))["train"][:2]
-    dataset = TripletDataset(samples, [0, 0], train_transform(cfg), cache=True)
+    dataset = TripletDataset(samples, [0, 0], TrainTransform(cfg), cache=True)
     for seed in range(10):
         dataset[1, seed]
     for cached, path in zip(dataset.images[1], samples[1].paths, strict=True):

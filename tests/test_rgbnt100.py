@@ -14,7 +14,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import SPLITS, read_splits
 from demo_sdtps.datasets.images import decode_all, decode_triplet, verify
 from demo_sdtps.datasets.loaders import TripletDataset, batches, test_loader, train_loader, use_cache
-from demo_sdtps.datasets.transforms import test_transform, train_transform
+from demo_sdtps.datasets.transforms import TrainTransform, test_transform
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import export_features
 
@@ -44,14 +44,15 @@ def parts_of(path):
 def test_the_three_parts_of_an_image_are_its_modalities(root):
     samples = read_splits(config(root, *NAME), ("gallery",))["gallery"]
     for sample in samples:
-        found = decode_triplet(sample)
+        found = decode_triplet(sample.paths)
         assert [(part.dtype, tuple(part.shape)) for part in found] == [(torch.uint8, (3, 128, 256))] * 3
         assert all(torch.equal(part, expected) for part, expected in zip(found, parts_of(sample.paths[0]), strict=True))
-    for number, part in enumerate(decode_triplet(samples[0])):
+    for number, part in enumerate(decode_triplet(samples[0].paths)):
         written = torch.from_numpy(pixels(2, 201, ("RGB", "NI", "TI")[number], 256, 128)).permute(2, 0, 1)
         assert (part.int() - written.int()).abs().float().mean() < 3  # JPEG
-    assert all(torch.equal(ours, theirs) for triplet, sample in zip(decode_all(samples), samples, strict=True)
-               for ours, theirs in zip(triplet, parts_of(sample.paths[0]), strict=True))
+    paths = [sample.paths for sample in samples]
+    assert all(torch.equal(ours, theirs) for triplet, (path,) in zip(decode_all(paths), paths, strict=True)
+               for ours, theirs in zip(triplet, parts_of(path), strict=True))
 
 
 @pytest.mark.parametrize("cache", ["yes", "no"])
@@ -69,7 +70,7 @@ def test_batches_hold_the_three_parts(root, cache):
 def test_the_cache_changes_no_training_image(root):
     cfg = config(root, *NAME)
     samples = read_splits(cfg, ("train",))["train"][:3]
-    plain, cached = (TripletDataset(samples, [0] * 3, train_transform(cfg), cache=cache) for cache in (False, True))
+    plain, cached = (TripletDataset(samples, [0] * 3, TrainTransform(cfg), cache=cache) for cache in (False, True))
     for key in ((0, 5), (1, 6), (2, 7), (0, 8)):
         assert all(map(torch.equal, plain[key][0], cached[key][0]))
 
@@ -88,7 +89,7 @@ def test_auto_caches_what_fits(root, monkeypatch):
     samples = read_splits(cfg, ("train",))["train"]
     for spare, fits in ((0, True), (-1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", 30 * 3 * 768 * 128 + spare)
-        assert use_cache(cfg, samples) is fits
+        assert use_cache(cfg, [sample.paths for sample in samples]) is fits
 
 
 def test_junk_is_left_out_of_every_split(own):

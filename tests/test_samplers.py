@@ -148,7 +148,7 @@ def test_loader_of_shuffled_batches(tiny_root):
     assert all(images["TI"].shape == (7, 3, 32, 16) and len(labels) == len(cameras) == 7 for images, labels, cameras in loaded)
     labels = Counter(torch.cat([labels for _, labels, _ in loaded]).tolist())
     assert set(labels) <= set(range(6)) and max(labels.values()) <= 8 and sum(labels.values()) == 42
-    expected = [[loader.dataset.labels[index] for index, _ in batch] for batch in epoch_of(loader.batch_sampler, 1)]
+    expected = [[loader.dataset.targets[index][0] for index, _ in batch] for batch in epoch_of(loader.batch_sampler, 1)]
     assert [labels.tolist() for _, labels, _ in loaded] == expected
 
 

@@ -228,7 +228,7 @@ def test_a_folder_without_tokenizer(tmp_path):
 
 def test_a_tokenizer_of_another_bert(tmp_path):
     save_bert(tmp_path / "bert", vocab_size=8)
-    assert "a tokenizer of 9 words, but its BERT knows 8" in fails(cfg_with(tmp_path / "bert"))
+    assert "a tokenizer of 9 tokens, but its BERT has 8" in fails(cfg_with(tmp_path / "bert"))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
@@ -245,7 +245,7 @@ def test_a_bert_without_weights(bert):
 def test_a_bert_with_too_few_weights(bert):
     weights = transformers.BertModel.from_pretrained(bert).state_dict()
     save_safetensors({name: tensor for name, tensor in weights.items() if "attention" not in name}, bert / "model.safetensors")
-    assert "holds no whole BERT" in fails(cfg_with(bert))
+    assert "is incomplete" in fails(cfg_with(bert))
 
 
 @pytest.mark.parametrize("key", ["INPUT.MAX_WORDS", "INPUT.MAX_LONG_WORDS"])

@@ -124,7 +124,7 @@ def test_checkpoints_of_the_other_kind_are_told(fails, checkpoint, seps_checkpoi
 
 
 def test_neither_file_nor_weights_is_told(fails):
-    assert fails(test_net.main) == ("There is no configuration: give --weight a checkpoint, which holds its own, or "
+    assert fails(test_net.main) == ("There is no configuration: give --weight a checkpoint, which contains one, or "
                                     "--config_file a YAML file such as configs/RGBNT201/DeMo_SDTPS.yml.")
     assert "configs/SEPS/flickr30k.yml" in fails(seps_tiny.test_seps.main, "TEST.WEIGHT", "")
 

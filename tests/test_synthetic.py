@@ -188,7 +188,7 @@ def test_numbers_must_be_positive(tmp_path, flag, value):
 @pytest.mark.parametrize(("more", "said"), [
     (["--height", str(MINIMUM_SIZE[0] - 1)], rf"--height is {MINIMUM_SIZE[0] - 1}.*must be {MINIMUM_SIZE[0]} or more"),
     (["--width", str(MINIMUM_SIZE[1] - 1)], rf"--width is {MINIMUM_SIZE[1] - 1}.*must be {MINIMUM_SIZE[1]} or more"),
-    (["--images_per_camera", "101"], "allows 100 at most"),
+    (["--images_per_camera", "101"], "must be from 1 to 100"),
     (["--quality", "101"], "from 1 to 100"),
     (["--seed", "-1"], "--seed is -1"),
     (["--identities", "100000"], "100002 identities.*no more than"),
@@ -280,7 +280,7 @@ def test_the_command_line(tmp_path, command):
     code, _, stderr = command(make_synthetic.main, "--root", tmp_path, "--identities", "0")
     assert code == 2 and stderr.strip().count("\n") == 0 and "--identities is 0" in stderr
     # As a script.
-    words = ("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
-    done = subprocess.run([sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
+    cli_args = ("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
+    done = subprocess.run([sys.executable, SCRIPT, *cli_args], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "8 training triplets" in done.stdout and "data/RGBNT201" in done.stdout

@@ -210,8 +210,8 @@ def test_an_image_does_not_depend_on_how_many_are_made(made, tmp_path):
 
 @pytest.mark.parametrize(("more", "said"), [
     (["--images", "1"], "--images is 1; it must be 2 or more"), (["--test_images", "0"], "--test_images is 0"),
-    (["--dev_images", "-3"], "--dev_images is -3"), (["--captions", "0"], "--captions is 0; it must be 1"),
-    (["--captions", "21"], "20 at most"), (["--size", "31"], "--size is 31; it must be 32"),
+    (["--dev_images", "-3"], "--dev_images is -3"), (["--captions", "0"], "--captions is 0; it must be from 1 to 20"),
+    (["--captions", "21"], "--captions is 21; it must be from 1 to 20"), (["--size", "31"], "--size is 31; it must be 32"),
     (["--seed", "-1"], "--seed is -1")])
 def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
     with pytest.raises(UserError, match=said):

@@ -12,7 +12,7 @@ from timm.data.random_erasing import RandomErasing
 from triplets import PLAIN, config, random_image
 
 from demo_sdtps.benchmarks.plain import loading as plain
-from demo_sdtps.datasets.transforms import erase, pad_and_crop, test_transform, train_transform
+from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
 
 
 def test_evaluation_scales_to_minus_one_and_one(tiny_root):
@@ -48,25 +48,25 @@ def test_evaluation_is_not_random(tiny_root):
 
 def test_training_without_chance_is_the_image(tiny_root):
     image = random_image()
-    assert torch.allclose(train_transform(config(tiny_root, *PLAIN))(image), (image / 255 - 0.5) / 0.5, atol=1e-6)
+    assert torch.allclose(TrainTransform(config(tiny_root, *PLAIN))(image), (image / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def test_training_resizes_bicubically(tiny_root):
     image = random_image(64, 32)
     resized = F.interpolate(image[None].float(), (32, 16), mode="bicubic", antialias=True, align_corners=False)[0]
-    found = train_transform(config(tiny_root, *PLAIN))(image)
+    found = TrainTransform(config(tiny_root, *PLAIN))(image)
     assert (found - (resized.clamp(0, 255) / 255 - 0.5) / 0.5).abs().max() < 2.5 / 127.5
     assert not torch.equal(found, test_transform(config(tiny_root))(image))
 
 
 def test_a_certain_flip_mirrors(tiny_root):
     image = random_image()
-    found = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "1.0"))(image)
+    found = TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "1.0"))(image)
     assert torch.allclose(found, (image.flip(2) / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def test_half_the_images_are_flipped(tiny_root):
-    transform, image = train_transform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")), random_image()
+    transform, image = TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")), random_image()
     random.seed(0)
     mirrored = (image.flip(2) / 255 - 0.5) / 0.5
     flips = sum(torch.allclose(transform(image), mirrored, atol=1e-6) for _ in range(200))
@@ -75,7 +75,7 @@ def test_half_the_images_are_flipped(tiny_root):
 
 def test_padding_moves_the_image_within_a_black_border(tiny_root):
     cfg = config(tiny_root, *PLAIN, "INPUT.PADDING", "3")
-    transform, image = train_transform(cfg), random_image()
+    transform, image = TrainTransform(cfg), random_image()
     padded = F.pad(image, (3, 3, 3, 3))  # black before normalisation
     crops = {padded[:, top:top + 32, left:left + 16].numpy().tobytes() for top in range(7) for left in range(7)}
     random.seed(0)
@@ -87,7 +87,7 @@ def test_padding_moves_the_image_within_a_black_border(tiny_root):
 
 def test_certain_erasing_replaces_one_rectangle_by_noise(tiny_root):
     cfg = config(tiny_root, *PLAIN, "INPUT.RE_PROB", "1.0")
-    transform, image = train_transform(cfg), random_image()
+    transform, image = TrainTransform(cfg), random_image()
     plain = (image / 255 - 0.5) / 0.5
     torch.manual_seed(0)
     random.seed(0)
@@ -113,7 +113,7 @@ def test_a_move_is_padding_and_a_crop():
 @pytest.mark.parametrize("size", [(32, 16), (48, 40), (20, 33)])
 def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
     cfg = config(tiny_root, "INPUT.PROB", "0.5", "INPUT.PADDING", "3", "INPUT.RE_PROB", "0.0")
-    transform, image = train_transform(cfg), random_image(*size)
+    transform, image = TrainTransform(cfg), random_image(*size)
     as_pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
     for seed in range(20):
         random.seed(seed)
@@ -136,7 +136,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
         for ours in (image, by_pixel):
             random.seed(0)
             torch.manual_seed(0)
-            found.append(train_transform(cfg)(ours))
+            found.append(TrainTransform(cfg)(ours))
         assert torch.equal(*found)
 
 
@@ -157,7 +157,7 @@ def test_erasing_follows_its_law(tiny_root):
     """Half of the images; 2 % to a third of the area, aspect 0.3 to 3.3; noise of mean 0 and deviation 1."""
     cfg = config(tiny_root, "INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]", "INPUT.PROB", "0.0",
                  "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5")
-    transform, black = train_transform(cfg), torch.zeros(3, 64, 32, dtype=torch.uint8)
+    transform, black = TrainTransform(cfg), torch.zeros(3, 64, 32, dtype=torch.uint8)
     random.seed(0)
     torch.manual_seed(0)
     shares, aspects, noise = [], [], []

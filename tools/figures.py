@@ -20,7 +20,7 @@ HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The three images of a triplet at the network's size, uint8 (H, W, 3). Raises `UserError`."""
     size = list(cfg.INPUT.SIZE_TEST)
-    return [resize(image, size, antialias=True).permute(1, 2, 0).numpy() for image in decode_triplet(sample)]
+    return [resize(image, size, antialias=True).permute(1, 2, 0).numpy() for image in decode_triplet(sample.paths)]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:

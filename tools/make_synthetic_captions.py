@@ -16,6 +16,7 @@ import argparse
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
-from demo_sdtps.synthetic.folder import check_free, marker_of, written_folder
+from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
 from demo_sdtps.synthetic.shapes import (
     MINIMUM_SIZE,
     VERSION,
@@ -38,92 +39,64 @@ from demo_sdtps.synthetic.shapes import (
 
 FOLDER, TOWER = "shapes", "bert"
 SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}
-"""Each split and the argument that says how many images it has."""
-MOST_CAPTIONS = 20  # a scene of two shapes has not many more sentences to it
+"""Each split and the flag of its number of images."""
+NUMBERS = (
+    # Matching needs at least one other image.
+    Number("images", 800, "images of the training split", least=2),
+    Number("dev_images", 100, "other images, of the dev split", least=2),
+    Number("test_images", 200, "other images, of the test split", least=2),
+    # A scene of two shapes has few more.
+    Number("captions", 5, "short captions of each image, at most 20", most=20),
+    Number("size", 64, "height and width of the images", MINIMUM_SIZE, metavar="PIXELS"),
+    Number("seed", 0, "another seed gives other images and captions", least=0),
+)
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
         "max_position_embeddings": 128, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description="Write images of coloured shapes with short and long captions, in the files of image-text matching, and "
-                    "a tiny BERT with random weights that knows their words. The same arguments give the same images and "
-                    "texts, byte for byte.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--root", required=True, type=Path, help=f"folder that will hold {FOLDER}/", metavar="DIR",
-                      default=argparse.SUPPRESS)
-    made.add_argument("--images", type=int, default=800, metavar="N", help="images to train on")
-    made.add_argument("--dev_images", type=int, default=100, metavar="N", help="others, to choose an epoch by")
-    made.add_argument("--test_images", type=int, default=200, metavar="N", help="others, to test on")
-    made.add_argument("--captions", type=int, default=5, metavar="N", help="short captions of each image")
-    made.add_argument("--size", type=int, default=64, metavar="PIXELS", help="height and width of the images")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other images and captions")
-    made.add_argument("--overwrite", action="store_true",
-                      help=f"replace DIR/{FOLDER} if this tool made it; anything else there is left alone")
-    return made
-
-
 def main(arguments: list[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
-    check(options)
+    options = parse_flags(arguments, "Write images of coloured shapes with short and long captions, in the layout of "
+                          "image-text data sets, and a tiny BERT with random weights and their vocabulary.", FOLDER, NUMBERS)
     target = options.root / FOLDER
-    # Everything that decides what is in the files, and nothing else.
-    recipe = {"version": VERSION, "tower": BERT, "arguments": {name: getattr(options, name) for name in (
-        *SPLITS.values(), "captions", "size", "seed")}}
-    if is_up_to_date(target, recipe):
-        print(f"{target} is up to date: it was made with these arguments, nothing was written.")
+    recipe = {"version": VERSION, "tower": BERT,
+              "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
+    if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target), partial(write, options=options)):
         return
-    check_free(target, options.overwrite)
-    write(target, recipe, options)
     print(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
           f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
           f"{target}\n"
           f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER {target / TOWER}")
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raise UserError for a number that cannot be drawn."""
-    # Matching needs another image to be told from.
-    leasts = {**dict.fromkeys(SPLITS.values(), 2), "captions": 1, "size": MINIMUM_SIZE, "seed": 0}
-    for name, least in leasts.items():
-        if getattr(options, name) < least:
-            raise UserError(f"--{name} is {getattr(options, name)}; it must be {least} or more.")
-    if options.captions > MOST_CAPTIONS:
-        raise UserError(f"--captions is {options.captions}; a scene has {MOST_CAPTIONS} at most.")
-
-
-def is_up_to_date(target: Path, recipe: dict) -> bool:
-    """Whether this tool made `target` by this recipe and no file has gone since."""
-    marker = marker_of(target, recipe)
-    return (marker is not None and all((target / name).is_file() for name in marker.get("files", ()))
+def is_complete(target: Path, marker: Recipe) -> bool:
+    """Whether `target` has the files that its marker lists and as many images as it says."""
+    return (all((target / name).is_file() for name in marker.get("files", ()))
             and len(list((target / IMAGES).glob("*"))) == sum(marker["arguments"][name] for name in SPLITS.values()))
 
 
-def write(target: Path, recipe: dict, options: argparse.Namespace) -> None:
-    """Draw and write everything into a folder that takes the place of `target` when it is complete."""
-    with written_folder(target) as (fresh, marker):
-        (fresh / IMAGES).mkdir()
-        mapping: dict[str, str] = {}
-        for place, (split, argument) in enumerate(SPLITS.items()):
-            write_split(fresh, split, [options.seed, place], getattr(options, argument), mapping, options)
-        write_text(fresh / MAPPING, json.dumps(mapping, indent=0))
-        write_tower(fresh / TOWER, options.seed)
-        files = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file() and path.suffix != ".jpg")
-        marker.update(recipe, files=files)
+def write(folder: Path, options: argparse.Namespace) -> Recipe:
+    """Write all splits and the text tower → {"files": all files but the images}."""
+    (folder / IMAGES).mkdir()
+    mapping: dict[str, str] = {}
+    for index, split in enumerate(SPLITS):
+        write_split(folder, split, [options.seed, index], mapping, options)
+    write_text(folder / MAPPING, json.dumps(mapping, indent=0))
+    write_tower(folder / TOWER, options.seed)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".jpg")
+    return {"files": sorted(str(path.relative_to(folder)) for path in files)}
 
 
-def write_split(folder: Path, split: str, seed: list[int], count: int, mapping: dict[str, str],
-                options: argparse.Namespace) -> None:
-    """Draw the images of a split, write its captions, and enter its images into `mapping`."""
+def write_split(folder: Path, split: str, seed: list[int], mapping: dict[str, str], options: argparse.Namespace) -> None:
+    """Draw the images of a split, write its captions, and add its images to `mapping`."""
     captions, ids, dense = [], [], []
-    for index in progress(range(count), f"drawing {split}", unit="image"):
+    for index in progress(range(getattr(options, SPLITS[split])), f"drawing {split}", unit="image"):
         rng = np.random.default_rng([*seed, index])
         scene = random_scene(rng)
         image_id = str(len(mapping))
         mapping[image_id] = f"{split}_{index:06d}.jpg"
         image = Image.fromarray(draw_scene(scene, options.size, rng))
-        # Colours in full: halved, as is usual, the edges of small shapes would lose theirs.
+        # The usual chroma subsampling would blur the edges of small shapes.
         image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
         captions += short_captions(scene, options.captions, rng)
         ids.append(image_id)
@@ -133,12 +106,12 @@ def write_split(folder: Path, split: str, seed: list[int], count: int, mapping: 
 
 
 def write_text(file: Path, text: str) -> None:
-    """The text and a line break, the same bytes on every system."""
+    """Write the text and a line break; the bytes are the same on every system."""
     file.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 def write_tower(folder: Path, seed: int) -> None:
-    """A tiny BERT with random weights and its tokenizer, which knows the words of the captions."""
+    """Write a tiny BERT with random weights and a tokenizer with the vocabulary of the captions."""
     try:
         import torch
         from safetensors.torch import save_file
@@ -147,17 +120,17 @@ def write_tower(folder: Path, seed: int) -> None:
         raise UserError("The text tower needs the package transformers, which is not installed; pip install '.[seps]'."
                         ) from None
     folder.mkdir()
-    words = (*SPECIAL, *VOCABULARY)
-    write_text(folder / "vocab.txt", "\n".join(words))
-    # What makes a tokenizer of vocab.txt in every release of transformers; constructors differ between them.
+    vocabulary = (*SPECIAL, *VOCABULARY)
+    write_text(folder / "vocab.txt", "\n".join(vocabulary))
+    # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
     write_text(folder / "tokenizer_config.json", json.dumps({
         "tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": BERT["max_position_embeddings"]}))
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tower = BertModel(BertConfig(vocab_size=len(words), **BERT))
+        tower = BertModel(BertConfig.from_dict({"vocab_size": len(vocabulary), **BERT}))
     tower.config.save_pretrained(folder)
-    # As the model's own save_pretrained does, which shows a progress bar for it.
+    # Same file as the model's save_pretrained, without its progress bar.
     save_file(tower.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -1,1 +1,1 @@
-"""The field's plain formulations, slow and obvious: benchmarks measure against them, and tests compare with them."""
+"""Plain formulations as in published code: slow references for benchmarks and tests."""

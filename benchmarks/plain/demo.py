@@ -1,7 +1,7 @@
-"""DeMo with CLIP's backbone, one modality and one feature after the other, under DeMo's parameter names (docs/method.md).
+"""DeMo with CLIP's backbone, without optimisations, under DeMo's parameter names (docs/method.md).
 
-What the field's code does without a thought for speed: a backbone pass per modality, torch's own multi-head attention, all of
-HDM's attentions in full, a loop over the experts, a forward per return pattern, an optimiser group per parameter.
+One backbone pass per modality, torch's multi-head attention, all attentions of HDM in full, a loop over the experts, one
+forward per return pattern, one optimiser group per parameter.
 """
 import torch
 from torch import nn
@@ -11,11 +11,11 @@ from demo_sdtps.config import MODALITIES
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
 SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
-TRUNK_RATE = 5e-6
+BACKBONE_RATE = 5e-6
 
 
 class Demo(nn.Module):
-    """DIRECT 1 with PIFE, HDM and ATMoE: images {modality: (B, 3, H, W)} and cameras (B,) to DeMo's outputs."""
+    """DIRECT 1 with PIFE, HDM and ATMoE: images {modality: (B, 3, H, W)} and cameras (B,) → outputs of DeMo."""
 
     def __init__(self, size, classes, cameras, heads=4, camera_weight=1.0, dropout=0.1):
         super().__init__()
@@ -31,7 +31,7 @@ class Demo(nn.Module):
         self.bottleneck_moe.bias.requires_grad_(False)
 
     def forward(self, images, cameras, return_pattern=3):
-        """Training: (scores, feature) of the MoE and of the original, then 0; evaluation: one pattern's feature."""
+        """Training: (logits, feature) of ATMoE and of the original features, then 0; evaluation: feature of one pattern."""
         patches, global_feats = {}, {}
         for modality in MODALITIES:
             patches[modality], class_token = self.BACKBONE(images[modality], cameras)
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
 
 
 class ClipBackbone(nn.Module):
-    """CLIP's ViT-B/16 on images of `size` = (height, width)."""
+    """ViT-B/16 of CLIP for images of `size` = (height, width)."""
 
     def __init__(self, size):
         super().__init__()
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Tokens before samples: (1 + N, B, 768)."""
+    """Tokens (1 + N, B, 768) → the same shape."""
 
     def __init__(self):
         super().__init__()
@@ -108,13 +108,13 @@ class Block(nn.Module):
 
 
 def make_optimizer(model, rate, decay):
-    """Adam with a group per parameter (docs/method.md): CLIP's own at 5e-6, other biases at twice the rate."""
+    """Adam with one group per parameter (docs/method.md): 5e-6 for CLIP, twice `rate` for other biases."""
     groups = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         own = 2 * rate if name.endswith("bias") else rate
         if name.startswith("BACKBONE.base."):
-            own = TRUNK_RATE
+            own = BACKBONE_RATE
         groups.append({"params": [parameter], "lr": own, "weight_decay": decay})
     return torch.optim.Adam(groups, lr=rate)

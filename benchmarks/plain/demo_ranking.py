@@ -1,19 +1,18 @@
-"""Ranking and re-ranking by whole matrices and a Python loop per sample, as the published systems of the field compute them.
+"""Ranking and re-ranking in NumPy by whole matrices and a loop over the samples, as in published code such as DeMo's.
 
-The field's evaluation in NumPy, at the speed and memory of DeMo's: all distances at once, every row sorted whole, then
-one query after the other. benchmarks/ranking.py measures against it.
+All distances are computed at once and every row is sorted; then one query is evaluated after the other.
 """
 import numpy as np
 
 
-def evaluate_distances(distance, query_ids, gallery_ids, query_places, gallery_places, max_rank=50):
-    """(Q, G) distances, labels (Q,) and (G,), places are cameras or scenes: → (cmc (max_rank,), mAP)."""
+def evaluate_distances(distance, query_ids, gallery_ids, query_exclude_keys, gallery_exclude_keys, max_rank=50):
+    """Distances (Q, G), identities and exclude keys (cameras or scenes) (Q,) and (G,) → (CMC (max_rank,), mAP)."""
     order = np.argsort(distance, axis=1)
     is_same = (gallery_ids[order] == query_ids[:, None]).astype(np.int32)
     curves, average_precisions = [], []
     for query, nearest in enumerate(order):
-        is_left_out = (gallery_ids[nearest] == query_ids[query]) & (gallery_places[nearest] == query_places[query])
-        hit = is_same[query][~is_left_out]
+        is_excluded = (gallery_ids[nearest] == query_ids[query]) & (gallery_exclude_keys[nearest] == query_exclude_keys[query])
+        hit = is_same[query][~is_excluded]
         if not hit.any():
             continue
         hits = hit.cumsum()
@@ -25,7 +24,7 @@ def evaluate_distances(distance, query_ids, gallery_ids, query_places, gallery_p
 
 
 def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3, dtype=np.float16):
-    """L2-normalised features (Q, D) and (G, D) float32: → (Q, G); weights in `dtype`, DeMo's are float16 (docs/method.md)."""
+    """L2-normalised features (Q, D) and (G, D) float32 → (Q, G); weights in `dtype`, in DeMo float16 (docs/method.md)."""
     queries = len(query_features)
     features = np.concatenate([query_features, gallery_features])
     samples = len(features)
@@ -63,6 +62,6 @@ def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.
 
 
 def _reciprocal(order, sample, k):
-    """Those of the sample's k nearest, itself counted beside them, that have it among theirs."""
+    """k-reciprocal neighbours of a sample, including itself."""
     nearest = order[sample, :k + 1]
     return nearest[(order[nearest, :k + 1] == sample).any(1)]

@@ -12,9 +12,9 @@ class QuickGELU(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Seven learned queries, each with an attention of its own; with `heads`, ATMoE on their features.
+    """HDM: seven learned queries, each with its own attention; with `heads` also ATMoE on their features.
 
-    Called with patches {modality: (B, N, C)} and globals {modality: (B, C)} → (B, 7C).
+    Patches {modality: (B, N, C)} and global features {modality: (B, C)} → (B, 7C).
     """
 
     def __init__(self, width, heads=None, dropout=0.1):
@@ -26,7 +26,7 @@ class Fusion(nn.Module):
         self.moe = MixtureOfExperts(width, heads) if heads else None
 
     def decouple(self, patches, global_feats):
-        """→ the seven features (B, C)."""
+        """Seven features (B, C)."""
         features = []
         for subset, modalities in MODALITIES_OF.items():
             parts = [part for modality in modalities for part in (global_feats[modality][:, None], patches[modality])]
@@ -48,15 +48,15 @@ class MixtureOfExperts(nn.Module):
         self.gating_network = GatingNetwork(width, heads)
 
     def forward(self, features):
-        """The seven features (B, C) → the seven weighed ones."""
+        """Seven features (B, C) → the same, weighted."""
         gates = self.gating_network.gate(features)
-        weighed = []
+        weighted = []
         for number, feature in enumerate(features):
             parts = []
             for head, part in enumerate(feature.chunk(len(self.experts), dim=1)):
                 parts.append(gates[head][:, number, None] * self.experts[head].expertHead[number](part))
-            weighed.append(torch.cat(parts, dim=1))
-        return weighed
+            weighted.append(torch.cat(parts, dim=1))
+        return weighted
 
 
 class Experts(nn.Module):
@@ -91,7 +91,7 @@ class Gate(nn.Module):
         self.k_ = nn.Linear(width, width, bias=False)
 
     def forward(self, features):
-        """The seven features (B, C) → per head the weights of the seven (B, 7)."""
+        """Seven features (B, C) → for each head the weights (B, 7)."""
         queries = self.q_(self.linear_re(torch.cat(features, dim=1))).chunk(self.heads, dim=1)
         gates = []
         for head, query in enumerate(queries):

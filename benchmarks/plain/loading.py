@@ -1,4 +1,4 @@
-"""Loading as this family of code does it (docs/method.md): Pillow, then torchvision's transforms on it one by one, erasing."""
+"""Image loading as in published code (docs/method.md): Pillow, one torchvision transform after the other, erasing."""
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +16,7 @@ def decode(path: str) -> Image.Image:
 
 
 def train_transform(cfg: CfgNode) -> transforms.Compose:
-    """The augmentation that INPUT describes: PIL → float32 (3, H, W)."""
+    """Augmentation of training by INPUT: PIL image → float32 (3, H, W)."""
     size = list(cfg.INPUT.SIZE_TRAIN)
     return transforms.Compose([
         transforms.Resize(size, interpolation=BICUBIC),
@@ -30,7 +30,7 @@ def train_transform(cfg: CfgNode) -> transforms.Compose:
 
 
 def augmented(cfg: CfgNode, image: Image.Image, flipped: bool, top: int, left: int) -> torch.Tensor:
-    """The same before erasing, where chance has given `flipped` and the corner of the crop: → float32 (3, H, W)."""
+    """The same without erasing, with a given flip and corner of the crop → float32 (3, H, W)."""
     size = list(cfg.INPUT.SIZE_TRAIN)
     image = functional.resize(image, size, interpolation=BICUBIC)
     if flipped:
@@ -40,5 +40,5 @@ def augmented(cfg: CfgNode, image: Image.Image, flipped: bool, top: int, left: i
 
 
 def load_triplet(paths: Sequence[str], transform: transforms.Compose) -> list[torch.Tensor]:
-    """One (3, H, W) of each image."""
+    """One (3, H, W) per image."""
     return [transform(decode(path)) for path in paths]

@@ -1,7 +1,4 @@
-"""SDTPS as three plain branches, whole batches at a time: every step of docs/method.md by the operation that says it.
-
-Without Gumbel noise, which is training alone.
-"""
+"""SDTPS as three separate branches, one operation per step of docs/method.md; without Gumbel noise."""
 import math
 
 import torch
@@ -10,7 +7,7 @@ from torch import nn
 
 
 class Branch(nn.Module):
-    """Selects, merges and extends the patches of one modality."""
+    """Selection and aggregation of the patches of one modality."""
 
     def __init__(self, width, patches, sparse_ratio, aggr_ratio, beta):
         super().__init__()
@@ -21,7 +18,7 @@ class Branch(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def forward(self, patches, own, others):
-        """patches (B, N, C), its global and the two others' (B, C) → slimmed tokens (B, N_c + 1, C), mask (B, N)."""
+        """patches (B, N, C), own and other global features (B, C) → selected tokens (B, N_c + 1, C), mask (B, N)."""
         with torch.no_grad():
             guidance = 2 * similarity(patches, own) + sum(similarity(patches, other) for other in others)
         score = (1 - 2 * self.beta) * torch.sigmoid(self.predictor(patches).squeeze(-1)) + self.beta * guidance
@@ -40,21 +37,21 @@ class Branch(nn.Module):
 
 
 def similarity(patches, guide):
-    """Cosine of patches (B, N, C) with a global (B, C), from 0 to 1 over the patches → (B, N)."""
+    """Cosine of patches (B, N, C) with a global feature (B, C), min-max normalised over the patches → (B, N)."""
     cosine = torch.sum(F.normalize(patches, dim=-1) * F.normalize(guide, dim=-1).unsqueeze(1), dim=-1)
     low, high = cosine.min(dim=1, keepdim=True)[0], cosine.max(dim=1, keepdim=True)[0]
     return (cosine - low) / (high - low + 1e-8)
 
 
 class ThreeBranches(nn.Module):
-    """SDTPS for RGB, NI and TI, one after the other; called as modeling.sdtps.MultiModalSDTPS."""
+    """SDTPS for RGB, NI and TI; interface of modeling.sdtps.MultiModalSDTPS."""
 
     def __init__(self, width=512, patches=128, sparse_ratio=0.5, aggr_ratio=0.4, beta=0.25):
         super().__init__()
         self.rgb, self.nir, self.tir = (Branch(width, patches, sparse_ratio, aggr_ratio, beta) for _ in range(3))
 
     def load_ours(self, weights):
-        """Take the weights of a MultiModalSDTPS by its names."""
+        """Load the state dict of a MultiModalSDTPS."""
         self.load_state_dict({plain_name(name): weight for name, weight in weights.items()})
         return self
 
@@ -66,7 +63,7 @@ class ThreeBranches(nn.Module):
 
 
 def plain_name(name):
-    """What a parameter of MultiModalSDTPS is called here."""
+    """Name here of a parameter of MultiModalSDTPS."""
     for ours, theirs in (("_sparse.score_predictor", ".predictor"), ("_aggr.weight", ".merger"), ("_aggr.scale", ".scale")):
         name = name.replace(ours, theirs)
     return name

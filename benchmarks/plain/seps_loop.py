@@ -1,7 +1,6 @@
-"""SEPS by a loop over the captions, each against all images together: the plain formulation (docs/seps.md).
+"""SEPS by a loop over the captions, as in the published code (docs/seps.md).
 
-What depends on the images alone is computed once where the original does so (norms, similarity with the own mean); the score
-MLP belongs to the branch that selects and so runs for every caption, as there.
+As there, norms and the similarity with the mean of the image are computed once, and the score MLP for every caption.
 """
 import math
 
@@ -11,7 +10,7 @@ from torch import nn
 
 
 class Selection(nn.Module):
-    """Keeps the best patches; the rest becomes one extra token. `width` None: the score is given, without an MLP."""
+    """Keeps the best patches; the rest becomes one extra token. `width` None: without a score MLP."""
 
     def __init__(self, width, keep, beta, tau):
         super().__init__()
@@ -20,11 +19,11 @@ class Selection(nn.Module):
             self.score_predictor = nn.Sequential(nn.Linear(width, width // 4), nn.GELU(), nn.Linear(width // 4, 1))
 
     def predict(self, patches, guidance):
-        """patches (B, N, C), guidance (B, N), already weighted sums → (B, N)."""
+        """patches (B, N, C), weighted guidance (B, N) → scores (B, N)."""
         return (1 - 2 * self.beta) * torch.sigmoid(self.score_predictor(patches).squeeze(-1)) + self.beta * guidance
 
     def forward(self, patches, score):
-        """patches (B, N, C), score (B, N) → selected (B, S, C), extra (B, 1, C), mask (B, N), its selected part (B, S)."""
+        """patches (B, N, C), score (B, N) → selected (B, S, C), extra (B, 1, C), mask (B, N), mask of selected (B, S)."""
         ordered, order = torch.sort(score, dim=1, descending=True, stable=True)
         kept, dropped = order[:, :self.keep], order[:, self.keep:]
         selected = torch.gather(patches, 1, kept.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
@@ -39,7 +38,7 @@ class Selection(nn.Module):
 
 
 class Aggregation(nn.Module):
-    """Merges selected patches into weighted means; one weight MLP for each of `names`, one scale for all."""
+    """Aggregates selected patches to weighted means; one weight MLP for each of `names`, one scale."""
 
     def __init__(self, width, out_tokens, names):
         super().__init__()
@@ -55,7 +54,7 @@ class Aggregation(nn.Module):
 
 
 class Relevance(nn.Module):
-    """HRPA of tokens (B, P, C) and one caption's words (L, C) → (B, 1)."""
+    """HRPA of tokens (B, P, C) and words of one caption (L, C) → (B, 1)."""
 
     def __init__(self, paper, top_k):
         super().__init__()
@@ -65,10 +64,10 @@ class Relevance(nn.Module):
             self.relevance_mlp = nn.Sequential(nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1))
 
     def forward(self, tokens, words):
-        alike = F.normalize(words, dim=-1) @ F.normalize(tokens, dim=-1).transpose(1, 2)
+        cosines = F.normalize(words, dim=-1) @ F.normalize(tokens, dim=-1).transpose(1, 2)
         if self.relevance_mlp is None:
-            alike = F.leaky_relu(alike, 0.1)
-        of_words, of_tokens = alike.max(dim=2)[0], alike.max(dim=1)[0]
+            cosines = F.leaky_relu(cosines, 0.1)
+        of_words, of_tokens = cosines.max(dim=2)[0], cosines.max(dim=1)[0]
         found = of_words.mean(dim=1, keepdim=True) + of_tokens.mean(dim=1, keepdim=True)
         if self.relevance_mlp is not None:
             found = found + self.of_best(of_words) + self.of_best(of_tokens)
@@ -81,7 +80,7 @@ class Relevance(nn.Module):
 
 
 class PlainSEPS(nn.Module):
-    """Built and called as `modeling.seps.CrossSparseAggrNet`, with its state-dict keys."""
+    """Interface and state-dict keys of `seps.CrossSparseAggrNet`."""
 
     def __init__(self, embed_size=512, num_patches=196, sparse_ratio=0.5, aggr_ratio=0.4, use_paper_version=False, top_k=5,
                  use_gumbel_softmax=False, gumbel_tau=1.0, use_dual_aggr=True, beta=0.25):
@@ -96,7 +95,7 @@ class PlainSEPS(nn.Module):
 
     def forward(self, img_embs, cap_embs, cap_lens, long_cap_embs=None, long_cap_lens=None):
         """Image tokens (B_v, N or N + 1, C), captions (B_t, L, C), lengths (B_t,) → similarities (B_v, B_t) and, in training,
-        masks (B_t, B_v, N): one tensor in the open version, a tuple of them in the paper's."""
+        masks (B_t, B_v, N): a tensor in the open version, a tuple in the paper version."""
         first, patches = img_embs[:, :-self.num_patches], img_embs[:, -self.num_patches:]
         with torch.no_grad():
             directions = F.normalize(patches, dim=-1)
@@ -105,7 +104,7 @@ class PlainSEPS(nn.Module):
         columns, masks = [], []
         for i in range(len(cap_embs)):
             texts = [cap_embs[i, :cap_lens[i]]]
-            if long_cap_embs is not None:  # which get no gradient in the original, though the open version matches them
+            if long_cap_embs is not None:  # without a gradient, as in the published code
                 texts.append(long_cap_embs[i, :long_cap_lens[i]].detach())
             with torch.no_grad():
                 seen = [similarity(directions, words.mean(dim=0, keepdim=True)) for words in texts]
@@ -119,7 +118,7 @@ class PlainSEPS(nn.Module):
         return similarities, by_branch if self.paper else sum(by_branch)
 
     def open_caption(self, first, patches, own, seen, texts):
-        """One caption's similarities (B_v, 1) and masks [(B_v, N)]: each branch matched to its own words."""
+        """Similarities (B_v, 1) and masks [(B_v, N)] of one caption: each branch is matched with its own words."""
         found, masks = 0, []
         for select, words, guidance in zip((self.sparse_net_cap, self.sparse_net_long), texts, seen, strict=False):
             selected, extra, mask, decision = select(patches, own + guidance)
@@ -129,7 +128,7 @@ class PlainSEPS(nn.Module):
         return found, masks
 
     def paper_caption(self, first, patches, own, seen, texts):
-        """As `open_caption`: the branches' tokens merged and matched to the caption's words."""
+        """As `open_caption`, but the tokens of all branches are merged and matched with the words of the caption."""
         guidance = 2 * min_max(own) + sum(min_max(values) for values in seen)
         branches = [(self.sparse_net_cap, "weight_sparse" if self.dual else "weight")]
         if self.dual and len(texts) > 1:
@@ -145,11 +144,11 @@ class PlainSEPS(nn.Module):
 
 
 def similarity(directions, guide):
-    """Cosine of patches of length 1 (B, N, C) with a guide (B or 1, 1, C) or (1, C) → (B, N)."""
+    """Cosine of normalised patches (B, N, C) with a guide (B or 1, 1, C) or (1, C) → (B, N)."""
     return torch.sum(directions * F.normalize(guide, dim=-1), dim=-1)
 
 
 def min_max(values):
-    """(B, N) from 0 to 1 over the patches."""
+    """Min-max normalisation over the patches, (B, N)."""
     low, high = values.min(dim=1, keepdim=True)[0], values.max(dim=1, keepdim=True)[0]
     return (values - low) / (high - low + 1e-8)

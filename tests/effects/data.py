@@ -11,7 +11,7 @@ from triplets import random_image
 from demo_sdtps.config import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
-from demo_sdtps.datasets.transforms import test_transform, train_transform
+from demo_sdtps.datasets.transforms import TrainTransform, test_transform
 from demo_sdtps.engine.evaluation.protocol import exclude_key
 from effects.base import effect, is_told
 
@@ -74,7 +74,7 @@ def triplets_per_evaluation_batch(cfg):
 
 @effect("INPUT.SIZE_TRAIN", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TEST", "{value}")
 def shape_of_a_training_image(cfg):
-    return tuple(train_transform(cfg)(random_image()).shape)
+    return tuple(TrainTransform(cfg)(random_image()).shape)
 
 
 @effect("INPUT.SIZE_TEST", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TRAIN", "{value}")
@@ -84,7 +84,7 @@ def shape_of_an_image_in_evaluation(cfg):
 
 def distinct(cfg, draws):
     """Distinct training images that come of one image."""
-    transform, image = train_transform(cfg), random_image()
+    transform, image = TrainTransform(cfg), random_image()
     torch.manual_seed(0)
     return {transform(image).numpy().tobytes(): None for _ in range(draws)}
 
@@ -96,7 +96,7 @@ def places_of_the_crop(cfg):
 
 @effect("INPUT.PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[2:])
 def mirrored_of_400(cfg):
-    transform, image = train_transform(cfg), random_image()
+    transform, image = TrainTransform(cfg), random_image()
     mirrored = test_transform(cfg)(image.flip(2))
     torch.manual_seed(0)
     return sum(torch.allclose(transform(image), mirrored, atol=1e-6) for _ in range(400))
@@ -104,7 +104,7 @@ def mirrored_of_400(cfg):
 
 @effect("INPUT.RE_PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[:2], *PLAIN[4:])
 def erased_of_400(cfg):
-    transform, image = train_transform(cfg), random_image()
+    transform, image = TrainTransform(cfg), random_image()
     whole = test_transform(cfg)(image)
     torch.manual_seed(0)
     return sum(not torch.allclose(transform(image), whole, atol=1e-6) for _ in range(400))
@@ -114,6 +114,6 @@ def erased_of_400(cfg):
 @effect("INPUT.PIXEL_STD", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]}, *PLAIN)
 def channels_of_white(cfg):
     white = random_image().fill_(255)
-    found = [transform(white).mean(dim=(1, 2)).tolist() for transform in (train_transform(cfg), test_transform(cfg))]
+    found = [transform(white).mean(dim=(1, 2)).tolist() for transform in (TrainTransform(cfg), test_transform(cfg))]
     assert found[0] == found[1]
     return found[0]
