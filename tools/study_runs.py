@@ -99,7 +99,7 @@ def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
     outcomes = []
     for variant, seed in sharing:
         log = variant.run_folder(seed).with_suffix(".log")
-        for command, output in steps(variant, seed, study).values():
+        for command, output in steps(variant, seed, study):
             if output not in errors:
                 errors[output] = "" if is_done(output) else processes.run(command, log)
                 if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
@@ -110,11 +110,11 @@ def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
     return outcomes
 
 
-def steps(variant: Variant, seed: int, study: dict[str, Any]) -> dict[str, tuple[list[str], Path]]:
-    """The commands of a run by name, training first, each with the JSON file that it writes."""
+def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
+    """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    found = {"training": ([_script(variant.script), "--overwrite", *arguments], folder / RECORD)}
+    found = [([_script(variant.script), "--overwrite", *arguments], folder / RECORD)]
     if variant.script != TRAINING:  # the evaluating commands do not know what another script changes
         return found
     arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
@@ -123,7 +123,7 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> dict[str, tuple
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or variant.cfg.MODEL.USE_SDTPS):
             output = folder / f"{name}{suffix}.json"
-            found[name] = [_script(ROOT / script), *arguments, *options, "--json", str(output)], output
+            found.append(([_script(ROOT / script), *arguments, *options, "--json", str(output)], output))
     return found
 
 
@@ -151,9 +151,10 @@ def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[s
         if (variant.name, seed) in failures:
             found["failed"][name] = failures[variant.name, seed]
             continue
-        for step, (_, output) in steps(variant, seed, study).items():
-            if step != "training" and is_done(output):
-                found[step][name] = _read(output)["cases"] if step == "missing" else _read(output)
+        for _, output in steps(variant, seed, study)[1:]:
+            if is_done(output):
+                measurement = output.stem.partition("-")[0]
+                found[measurement][name] = _read(output)["cases"] if measurement == "missing" else _read(output)
     return found
 
 
