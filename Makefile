@@ -1,20 +1,19 @@
-# make demo   synthetic pedestrians: make, train, evaluate, draw
-# make demo-seps  synthetic shapes with captions: make, train SEPS, evaluate
-# make test   the tests that a change must pass, every module and every command among them: under 5 minutes on two cores
-# make test-slow  the others: runs that are killed, studies, benchmarks, compiled models, several processes
+# make demo       synthetic pedestrians: generate, train, evaluate, draw
+# make demo-seps  synthetic shapes with captions: generate, train SEPS, evaluate
+# make test       the fast tests, which cover every module and command: under 5 minutes on two cores
+# make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
-# make lint   ruff and mypy
-# make study  all of studies/: the tables and plots of docs/results.md, into runs/studies (about 75 minutes)
-# make bench  speed and memory beside the plain formulation: the table of docs/performance.md (about ten minutes)
-# make setup  the environment in .venv; done by the others where needed
-# PYTHON=python3.12 make … chooses the interpreter that .venv is made with; TEST_WORKERS=1 how many processes run tests (auto: one
-# per core, at most 8), and TEST_THREADS=2 how many threads each of them computes with (1).
+# make lint       ruff and mypy
+# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about 75 minutes)
+# make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about ten minutes)
+# make setup      the environment .venv; the other targets run it if needed
+# PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
+# core, at most 8), TEST_THREADS=2 the number of threads of each (default: 1).
 
 PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
 DEMO := --config_file configs/Synthetic/DeMo_SDTPS.yml OUTPUT_DIR runs/demo
-
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
 TEST_WORKERS ?= auto

@@ -22,7 +22,7 @@ FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
            "MSVR310": tuple(f"MSVR310/{name}" for name in ("bounding_box_train", "query3", "bounding_box_test")),
            "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test")),
            "Synthetic": tuple(f"synthetic/RGBNT201/{name}" for name in ("train_171", "test", "test"))}
-"""Where each data set has its splits (spec 8)."""
+"""Where each data set has its splits (docs/data.md)."""
 SEPARATE = ("MSVR310", "WMVeID863")
 """Those with the folders vis, ni and th; RGBNT201 has a test file of its own."""
 MODULES = {"MODEL.HDM", "MODEL.ATM", "MODEL.USE_SDTPS"}

@@ -1,4 +1,4 @@
-"""Modules and whole models against the reference systems' numbers (spec.md: modules 1e-5, whole models 1e-4)."""
+"""Modules and whole models against the reference systems' numbers (modules 1e-5, whole models 1e-4)."""
 import pytest
 import torch
 from golden_cases import load_case, relative_error, seeded_input

@@ -1,4 +1,4 @@
-"""Missing modalities: one case by TEST.MISS, and all six at once from one pass of the backbone (spec 6)."""
+"""Missing modalities: one case by TEST.MISS, and all six at once from one pass of the backbone (docs/method.md)."""
 import runpy
 from dataclasses import replace
 

@@ -129,7 +129,7 @@ def test_defaults():
 
 
 def test_set_max_violation():
-    """All negatives in the first epoch, the hardest after (spec 12)."""
+    """All negatives in the first epoch, the hardest after (docs/seps.md, Training)."""
     scores, (sparse, _), _ = draw(8)
     every, hardest = (SEPSLoss(max_violation=value)(scores, sparse)[1] for value in (False, True))
     assert not torch.equal(every, hardest)

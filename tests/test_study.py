@@ -1,4 +1,4 @@
-"""tools/study.py: runs are made once, failures are told, and the tables say what the runs found."""
+"""tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
 import json
 import os
 import random
@@ -29,7 +29,7 @@ RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
 
 
 def write(folder, **more):
-    """A study on tiny images: the baseline, a variant, and one whose second seed's run cannot go well."""
+    """A study on tiny images: the baseline, a variant, and one that diverges."""
     content = {
         "title": "A study", "config": str(CONFIG), "seeds": 2, "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
         "missing": True, "selection": True,
@@ -42,7 +42,7 @@ def write(folder, **more):
 
 @pytest.fixture(scope="module")
 def quick(tiny_root, tmp_path_factory):
-    """`--quick`, and again after some of it was lost: → (folder, stdout of the second, what it did again)."""
+    """`--quick`, repeated after the loss of two outputs: → (folder, stdout of the second, outputs that it made again)."""
     folder = tmp_path_factory.mktemp("study")
     words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
@@ -87,7 +87,7 @@ def tables_of(text):
 @pytest.mark.slow
 def test_a_quick_study_is_two_variants_and_two_seeds(quick):
     folder, _, again = quick
-    # With the run that was interrupted, what had been measured of it: it was older.
+    # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     assert again == {"Baseline/seed_2/metrics.json", "Baseline/seed_2/run.json", "Baseline/seed_2/missing.json",
                      "DeMo_SDTPS/seed_1/selection.json"}
     runs = sorted(path.parent for path in folder.rglob("metrics.json"))
@@ -102,7 +102,7 @@ def test_a_quick_study_is_two_variants_and_two_seeds(quick):
 
 
 @pytest.mark.slow
-def test_the_table_says_what_the_runs_found(quick):
+def test_the_table_agrees_with_the_metrics_of_the_runs(quick):
     folder, stdout, *_ = quick
     text = (folder / "tiny-quick" / "study.md").read_text()
     assert stdout.startswith(text)
@@ -128,7 +128,7 @@ def test_the_table_says_what_the_runs_found(quick):
 
 
 @pytest.mark.slow
-def test_the_other_tables_hold_what_was_measured(quick):
+def test_the_other_tables_agree_with_the_measurements(quick):
     folder, stdout, *_ = quick
     missing, selection, costs = tables_of(stdout)[3], tables_of(stdout)[6], tables_of(stdout)[7]
     measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("DeMo_SDTPS*/*/missing.json"))]
@@ -162,8 +162,8 @@ def test_plots_are_drawn(quick, name):
 
 
 @pytest.mark.slow
-def test_a_study_that_is_ended_ends_its_runs(tiny_root, tmp_path):
-    """And starts none: the second variant waits for the run that it shares with the first."""
+def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
+    """And starts no further ones: the second variant waits for the run that it shares with the first."""
     variants = {"guided": {}, "not guided": {"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}}
     words = [sys.executable, str(ROOT / "tools" / "study.py"), str(write(tmp_path, seeds=1, variants=variants)), "--jobs", "2",
              "DATASETS.ROOT_DIR", str(tiny_root), "SOLVER.MAX_EPOCHS", "10000"]
@@ -182,7 +182,7 @@ def test_a_study_that_is_ended_ends_its_runs(tiny_root, tmp_path):
     assert not list(tmp_path.rglob("study.md"))
 
 
-def test_nothing_is_started_once_the_study_is_ended(tmp_path):
+def test_no_process_starts_after_the_study_is_stopped(tmp_path):
     written = tmp_path / "written"
     words, log = ["-c", f"open({str(written)!r}, 'w')"], tmp_path / "log"
     Processes(1).run(words, log)
@@ -195,7 +195,7 @@ def test_nothing_is_started_once_the_study_is_ended(tmp_path):
     assert not written.exists()
 
 
-def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypatch, command):
+def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
     path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=[7, 8])
@@ -216,9 +216,9 @@ def test_a_failed_run_is_told_and_the_others_go_on(tiny_root, tmp_path, monkeypa
 @pytest.mark.parametrize("count", [3, 5])
 def test_intervals_like_the_slow_ones(count, seed):
     draw = random.Random(seed)
-    first = {str(place): draw.gauss(50, 2) for place in range(count)}
-    values = {place: value + draw.gauss(1, 1.5) for place, value in first.items()}
-    differences = [values[place] - first[place] for place in first]
+    first = {str(number): draw.gauss(50, 2) for number in range(count)}
+    values = {name: value + draw.gauss(1, 1.5) for name, value in first.items()}
+    differences = [values[name] - first[name] for name in first]
     found = paired_difference(values | {"of one alone": 3.0}, first)
     assert found.mean == pytest.approx(statistics.mean(differences))
     spread = max(differences) - min(differences)

@@ -142,7 +142,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
 
 @pytest.mark.parametrize("size", [(64, 32), (32, 64), (9, 7)])
 def test_the_same_draws_erase_what_timm_erases(size):
-    """timm draws one number before, for whether to erase, then the rectangle as spec 7 wants it."""
+    """timm draws one number before, for whether to erase, then the rectangle as Zhong et al. (2020) do."""
     theirs = RandomErasing(1.0, mode="pixel", max_count=1, device="cpu")
     for seed in range(200):
         ours, expected, draw = torch.full((3, *size), -1.0), torch.full((3, *size), -1.0), random.Random(seed)

@@ -1,4 +1,4 @@
-"""The runs of a study: each in processes of its own, several at a time, and never twice; what they leave behind."""
+"""Runs of a study in processes of their own, several at a time; finished runs are not repeated."""
 import hashlib
 import json
 import logging
@@ -7,8 +7,11 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -21,16 +24,16 @@ from demo_sdtps.tools.study_file import ROOT, TRAINING, Variant
 
 logger = logging.getLogger(__name__)
 
-Failures = dict[tuple[Path, tuple[str, ...]], str]
-"""What went wrong, by the run's folder and the words of its evaluation."""
+Failures = dict[tuple[str, int], str]
+"""The reason of every failure, by the variant's name and seed."""
 
 
 class StoppedError(Exception):
-    """The study is being ended: nothing more is to be started."""
+    """The study is being stopped, and no further process may start."""
 
 
 class Processes:
-    """Runs commands, and ends those that run when the study is ended."""
+    """Runs Python scripts from several threads; `stop` terminates all of them."""
 
     def __init__(self, jobs: int):
         threads = str(max(1, cpu_cores() // jobs))
@@ -39,23 +42,23 @@ class Processes:
         self.lock = threading.Lock()
         self.is_stopped = False
 
-    def run(self, words: list[str], log: Path) -> None:
-        """Run a Python script to its end, its output appended to `log`. Raises `RuntimeError` with the reason of a failure."""
+    def run(self, arguments: list[str], log: Path) -> str:
+        """Run a script to its end, append its output to `log`, return the reason of a failure or ''. Raises `StoppedError`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8") as file:
-            with self.lock:  # so that no process is started after the others have been ended
+            with self.lock:  # so that no process starts after `stop` has terminated the others
                 if self.is_stopped:
                     raise StoppedError
-                process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.PIPE, text=True,
+                process = subprocess.Popen([sys.executable, *arguments], stdout=file, stderr=subprocess.PIPE, text=True,
                                            env=self.environment)
                 self.alive.add(process)
             errors = process.communicate()[1]
             self.alive.discard(process)
             file.write(errors)
-        if process.returncode:
-            last = (errors.strip().splitlines() or [""])[-1]
-            told = process.returncode == 2 and last.startswith("error: ")
-            raise RuntimeError(last.removeprefix("error: ") if told else f"it ended with code {process.returncode}; see {log}")
+        last = (errors.strip().splitlines() or [""])[-1]
+        if process.returncode == 2 and last.startswith("error: "):
+            return last.removeprefix("error: ")
+        return f"it ended with code {process.returncode}; see {log}" if process.returncode else ""
 
     def stop(self) -> None:
         with self.lock:
@@ -64,107 +67,100 @@ class Processes:
                 process.terminate()
 
 
-def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict) -> Failures:
-    """Train and measure what is not there yet, several runs at a time: → what went wrong."""
-    wanted = {}
-    for variant in variants:
-        for seed in seeds:
-            wanted.setdefault((variant.run_folder(seed), variant.evaluate), (variant, seed))
-    failed: Failures = {}
-    locks = {folder: threading.Lock() for folder, _ in wanted}
-    broken: dict[Path, str] = {}  # a step that failed is not tried again for a variant that shares it
+def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> Failures:
+    """Train and measure whatever is not finished, `jobs` runs at a time; returns the failures."""
+    runs: dict[Path, list[tuple[Variant, int]]] = defaultdict(list)  # variants that differ only in `evaluate` share a run
+    for variant, seed in product(variants, seeds):
+        runs[variant.run_folder(seed)].append((variant, seed))
     processes, pool = Processes(jobs), ThreadPoolExecutor(jobs)
-
-    def do(variant: Variant, seed: int) -> None:
-        folder = variant.run_folder(seed)
-        with locks[folder]:  # variants that differ in their evaluation alone share a run
-            for words, product in steps(variant, seed, study):
-                if product in broken:
-                    raise RuntimeError(broken[product])
-                if not is_done(product):
-                    try:
-                        processes.run(words, folder.with_suffix(".log"))
-                        if not is_done(product):  # SIGTERM, upon which a training saves and ends well
-                            raise RuntimeError(f"it was stopped before its end; see {folder.with_suffix('.log')}")
-                    except RuntimeError as error:
-                        broken[product] = str(error)
-                        raise
-
+    failures: Failures = {}
     try:
-        tasks = {pool.submit(do, *one): one for one in wanted.values()}
+        tasks = [pool.submit(_run_steps, sharing, study, processes) for sharing in runs.values()]
         with logging_redirect_tqdm():
             for task in progress(as_completed(tasks), "runs", len(tasks), unit="run"):
-                variant, seed = tasks[task]
-                folder = variant.run_folder(seed)
-                error = task.exception()
-                if isinstance(error, RuntimeError):
-                    failed[folder, variant.evaluate] = str(error)
-                    logger.warning("FAILED: %s, seed %d: %s (%s)", variant.name, seed, error, folder)
-                elif error:
-                    raise error
-                else:
-                    logger.info("%s, seed %d: %s", variant.name, seed, folder)
+                for variant, seed, error in task.result():
+                    folder = variant.run_folder(seed)
+                    if error:
+                        failures[variant.name, seed] = error
+                        logger.warning("FAILED: %s, seed %d: %s (%s)", variant.name, seed, error, folder)
+                    else:
+                        logger.info("%s, seed %d: %s", variant.name, seed, folder)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         processes.stop()
         raise
     pool.shutdown()
-    return failed
+    return failures
 
 
-def steps(variant: Variant, seed: int, study: dict) -> list[tuple[list[str], Path]]:
-    """The commands of a run, in their order, and what each leaves behind."""
+def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
+               processes: Processes) -> list[tuple[Variant, int, str]]:
+    """Run the unfinished steps of variants that share a run folder; returns each with the reason of its failure or ''."""
+    errors: dict[Path, str] = {}  # by output; a failed step is not repeated for another variant
+    outcomes = []
+    for variant, seed in sharing:
+        log = variant.run_folder(seed).with_suffix(".log")
+        for command, output in steps(variant, seed, study):
+            if output not in errors:
+                errors[output] = "" if is_done(output) else processes.run(command, log)
+                if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
+                    errors[output] = f"it was stopped before its end; see {log}"
+            if errors[output]:
+                break
+        outcomes.append((variant, seed, errors[output]))
+    return outcomes
+
+
+def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
+    """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
-    words = [*variant.words, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    measure = [*words, *variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
-    wanted = [([_script(variant.script), "--overwrite", *words], folder / RECORD)]
-    if variant.script == TRAINING:  # what another script changes, the measuring commands would not know
-        missing, selection = measured(variant, seed)
-        if study["missing"]:
-            wanted.append(([_script(ROOT / "test_net.py"), *measure, "TEST.MISS", "all", "--json", str(missing)], missing))
-        if study["selection"] and selector_name(variant.cfg):
-            wanted.append(([_script(ROOT / "tools" / "selection_quality.py"), *measure, "--json", str(selection)], selection))
-    return wanted
-
-
-def measured(variant: Variant, seed: int) -> tuple[Path, Path]:
-    """Where the evaluations of missing modalities and of the selection are kept."""
+    arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
+    found = [([_script(variant.script), "--overwrite", *arguments], folder / RECORD)]
+    if variant.script != TRAINING:  # the evaluating commands do not know what another script changes
+        return found
+    arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
     suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
-    return tuple(variant.run_folder(seed) / f"{name}{suffix}.json" for name in ("missing", "selection"))
-
-
-def _script(path: Path) -> str:
-    return os.path.relpath(path)  # so that run.json's command can be typed where the study was
-
-
-def is_done(product: Path) -> bool:
-    """Whether a step has been done: the run is finished, and a measurement of it is not older than the run."""
-    record = product.with_name(RECORD)
-    if not product.exists() or (_read(record) or {}).get("status") != FINISHED:
-        return False
-    return product.stat().st_mtime >= record.stat().st_mtime
-
-
-def gather(variant: Variant, seeds: list[int], failed: Failures, study: dict) -> dict:
-    """What the runs of a variant left behind, by seed (as text, for JSON)."""
-    found = {"command": shlex.join(["python", _script(variant.script), *variant.words]), "evaluate": list(variant.evaluate),
-             "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
-    for seed in seeds:
-        folder, name = variant.run_folder(seed), str(seed)
-        if (folder, variant.evaluate) in failed:
-            found["failed"][name] = failed[folder, variant.evaluate]
-        found["records"][name] = _read(folder / METRICS) or []
-        found["made_with"][name] = {key: value for key, value in (_read(folder / RECORD) or {}).items() if key != "command"}
-        missing, selection = measured(variant, seed)
-        if study["missing"] and name not in found["failed"] and is_done(missing):
-            found["missing"][name] = _read(missing)["cases"]
-        if study["selection"] and name not in found["failed"] and is_done(selection):
-            found["selection"][name] = _read(selection)
+    for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
+                                  ("selection", "tools/selection_quality.py", ())):
+        if study[name] and (name != "selection" or selector_name(variant.cfg)):
+            output = folder / f"{name}{suffix}.json"
+            found.append(([_script(ROOT / script), *arguments, *options, "--json", str(output)], output))
     return found
 
 
-def _read(path: Path) -> dict | list | None:
-    """A JSON file; None where there is none, or half of one after a power cut."""
+def _script(path: Path) -> str:
+    return os.path.relpath(path)  # so that the command in run.json works in the study's working directory
+
+
+def is_done(output: Path) -> bool:
+    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
+    record = output.with_name(RECORD)
+    if not output.exists() or (_read(record) or {}).get("status") != FINISHED:
+        return False
+    return output.stat().st_mtime >= record.stat().st_mtime
+
+
+def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
+    """The results of a variant's runs by seed (as text, for JSON)."""
+    found: dict[str, Any] = {"command": shlex.join(["python", _script(variant.script), *variant.arguments]),
+                             "evaluate": list(variant.evaluate), "records": {}, "made_with": {}, "failed": {}, "missing": {},
+                             "selection": {}}
+    for seed in seeds:
+        folder, name = variant.run_folder(seed), str(seed)
+        found["records"][name] = _read(folder / METRICS) or []
+        found["made_with"][name] = {key: value for key, value in (_read(folder / RECORD) or {}).items() if key != "command"}
+        if (variant.name, seed) in failures:
+            found["failed"][name] = failures[variant.name, seed]
+            continue
+        for _, output in steps(variant, seed, study)[1:]:
+            if is_done(output):
+                measurement = output.stem.partition("-")[0]
+                found[measurement][name] = _read(output)["cases"] if measurement == "missing" else _read(output)
+    return found
+
+
+def _read(path: Path) -> Any:
+    """The content of a JSON file; None for a missing or truncated file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

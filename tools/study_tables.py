@@ -1,10 +1,10 @@
-"""What a study found, as Markdown: means over seeds, paired differences, and their intervals.
+"""Results of a study as Markdown: means over seeds, and paired differences to the first variant with their intervals.
 
-A result is what tools/study.py writes as study.json; nothing else is needed here, so a table can be made again from it.
+The input is the content of study.json, which tools/study.py writes; tables can be made again from that file alone.
 """
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -14,12 +14,20 @@ from demo_sdtps.engine.evaluation.extraction import CASES
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 
 COMPLETE = next(iter(CASES))
+CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
+"""Columns of the results with modalities missing: the cases whose mean each one holds."""
+METRICS = ("mAP", "Rank-1")
 CONFIDENCE, RESAMPLES = 0.95, 9999
+LEGEND = ("Mean ± standard deviation over the seeds. Δ: paired difference to {first}, with its 95 % interval from a bootstrap "
+          "over the seeds. Bold: 0 lies outside this interval and outside Student's; any other difference is within noise. Of "
+          "twenty comparisons without a true difference, about one is bold by chance.")
+SELECTION_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score, and of each of "
+                    "its terms alone, as a detector of the person; a random order has {random_order:.1f} %. Last column: mean "
+                    "cosine between the global features (the guides) of two different images.")
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A paired difference over seeds: its mean, and two intervals of 95 %."""
+class Difference(NamedTuple):
+    """A paired difference over seeds: its mean, and the 95 % intervals (low, high) of two methods."""
 
     mean: float
     bootstrap: tuple[float, float]
@@ -27,168 +35,151 @@ class Difference:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether neither interval holds 0. With few seeds the bootstrap's is too narrow: of three it is their range."""
+        """Whether both intervals exclude 0. The bootstrap's is too narrow for few seeds: for three it is their range."""
         return all(low > 0 or high < 0 for low, high in (self.bootstrap, self.student))
 
 
-def paired_difference(values: dict[str, float], first: dict[str, float]) -> Difference | None:
-    """values - first by seed, over the seeds that both have; None where these are fewer than two.
+def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> Difference | None:
+    """values - baseline by seed, over the seeds of both; None for fewer than two.
 
-    The bootstrap resamples seeds (percentiles of the mean, Efron 1979); Student's interval takes the differences for normal.
+    Intervals: percentiles of the mean of resampled seeds (bootstrap, Efron 1979), and Student's.
     """
-    differences = np.array([values[seed] - first[seed] for seed in values if seed in first])
-    if len(differences) < 2:
+    seeds = [seed for seed in values if seed in baseline]
+    if len(seeds) < 2:
         return None
-    mean = float(differences.mean())
-    drawn = stats.bootstrap((differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile",
-                            rng=np.random.default_rng(0)).confidence_interval
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
-    return Difference(mean, (float(drawn.low), float(drawn.high)), (mean - half, mean + half))
+    pairs = [np.array([side[seed] for seed in seeds]) for side in (values, baseline)]
+    differences = pairs[0] - pairs[1]
+    resampled = stats.bootstrap((differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES,
+                                method="percentile", rng=np.random.default_rng(0)).confidence_interval
+    with warnings.catch_warnings():  # scipy warns when all differences are equal; their interval is a point
+        warnings.simplefilter("ignore", RuntimeWarning)
+        student = stats.ttest_rel(*pairs).confidence_interval(CONFIDENCE)
+    return Difference(float(differences.mean()), *((float(found.low), float(found.high)) for found in (resampled, student)))
 
 
-def final(variant: dict, pattern: int, metric: str) -> dict[str, float]:
-    """A metric in percent after the last epoch of the runs that finished, by seed."""
+def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
+    """A metric in percent after the last epoch, by seed, of the runs that finished."""
     return {seed: 100 * records[-1]["patterns"][str(pattern)][metric]
             for seed, records in variant["records"].items() if records and seed not in variant["failed"]}
 
 
-def of_case(variant: dict, case: str, pattern: int) -> dict[str, float]:
-    """mAP in percent with modalities missing, by seed."""
-    return {seed: 100 * cases[case][str(pattern)]["mAP"] for seed, cases in variant["missing"].items()}
+def map_of_cases(variant: dict[str, Any], pattern: int, cases: Collection[str]) -> dict[str, float]:
+    """mAP in percent by seed, mean over `cases` of missing modalities."""
+    return {seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in cases]))
+            for seed, found in variant["missing"].items()}
 
 
-def mean_of_six(variant: dict, pattern: int) -> dict[str, float]:
-    """mAP in percent, mean of the cases in which something is missing, by seed."""
-    return {seed: 100 * float(np.mean([found[str(pattern)]["mAP"] for case, found in cases.items() if case != COMPLETE]))
-            for seed, cases in variant["missing"].items()}
-
-
-def as_markdown(result: dict) -> str:
-    """The whole of a study: a table per return pattern, what the variants cost, and what the runs were made with."""
+def as_markdown(result: dict[str, Any]) -> str:
+    """The report of a study: a table per return pattern, further measurements, costs, failed runs, versions and machine."""
+    variants = result["variants"]
     parts = [f"`{result['command']}`"]
     for pattern in result["patterns"]:
         parts.append(f"Return pattern {PATTERN_NAMES[pattern]}, percent, last epoch:\n\n" + _pattern_table(result, pattern))
-    parts.append(LEGEND.format(first=result["variants"][0]["name"]))
-    if any(variant["missing"] for variant in result["variants"]):
+    parts.append(LEGEND.format(first=variants[0]["name"]))
+    if any(variant["missing"] for variant in variants):
         parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
                   + _missing_table(result, pattern) for pattern in result["patterns"]]
-    if any(variant["selection"] for variant in result["variants"]):
-        # The same for all: they depend on the images and the patches alone.
-        found = next(found for variant in result["variants"] for found in variant["selection"].values())
-        parts.append("Where the kept patches lie, percent of them on the person:\n\n" + _selection_table(result))
+    if found := next((found for variant in variants for found in variant["selection"].values()), None):
+        parts.append("Share of the kept patches that lie on the person, percent:\n\n" + _selection_table(result))
+        # These two depend only on the images and the patch grid, so they are equal for all variants.
         parts.append(SELECTION_LEGEND.format(base_rate=100 * found["cases"][COMPLETE][MODALITIES[0]]["base_rate"],
                                              random_order=100 * found["random_order"]))
     parts.append(_cost_table(result))
     if failures := [f"- {variant['name']}, seed {seed}: {error}"
-                    for variant in result["variants"] for seed, error in variant["failed"].items()]:
-        parts.append("Runs that failed, and are in no mean:\n\n" + "\n".join(failures))
-    parts.append(_made_with(result))
-    return "\n\n".join(parts) + "\n"
+                    for variant in variants for seed, error in variant["failed"].items()]:
+        parts.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
+    return "\n\n".join([*parts, _provenance(result)]) + "\n"
 
 
-LEGEND = ("Mean ± standard deviation over the seeds; Δ is the paired difference to {first}, with its interval of 95 % from a "
-          "bootstrap over seeds. Bold where 0 lies outside both this interval and Student's, else within noise; of twenty "
-          "differences that are none, about one is bold by chance.")
-SELECTION_LEGEND = ("Of all patches {base_rate:.1f} % are on the person. AP: average precision of the score, and of its parts "
-                    "alone, as a detector of the person; a random order has {random_order:.1f} %. Last column: mean cosine of "
-                    "the globals of two different images, which are the guides.")
-
-
-def _pattern_table(result: dict, pattern: int) -> str:
-    metrics = ("mAP", "Rank-1")
-    rows = [["variant", "seeds", *(column for metric in metrics for column in (metric, f"Δ {metric}", "Student's 95 %"))]]
+def _pattern_table(result: dict[str, Any], pattern: int) -> str:
+    first, rows = result["variants"][0], []
     for variant in result["variants"]:
-        row = [variant["name"], _count(variant, result)]
-        for metric in metrics:
-            values, first = (final(one, pattern, metric) for one in (variant, result["variants"][0]))
-            row += [_spread(values.values()), *_difference(values, first, variant is result["variants"][0])]
+        finished = sum(seed not in variant["failed"] for seed, records in variant["records"].items() if records)
+        row = [variant["name"], f"{finished} of {len(result['seeds'])}" if finished < len(result["seeds"]) else str(finished)]
+        for metric in METRICS:
+            values = final_metric(variant, pattern, metric)
+            row += [_spread(values.values()),
+                    *_difference(values, {} if variant is first else final_metric(first, pattern, metric))]
         rows.append(row)
-    return _table(rows)
+    return _table(["variant", "seeds", *(header for m in METRICS for header in (m, f"Δ {m}", "Student's 95 %"))], rows)
 
 
-def _missing_table(result: dict, pattern: int) -> str:
-    cases = next(iter(next(v["missing"] for v in result["variants"] if v["missing"]).values()))
-    rows = [["variant", *(f"{case} missing" if case != COMPLETE else "complete" for case in cases), "mean of the six",
-             "Δ of the mean", "Student's 95 %"]]
-    first = result["variants"][0]
+def _missing_table(result: dict[str, Any], pattern: int) -> str:
+    first, rows = result["variants"][0], []
     for variant in result["variants"]:
-        mean = mean_of_six(variant, pattern)
-        rows.append([variant["name"], *(_spread(of_case(variant, case, pattern).values()) for case in cases),
-                     _spread(mean.values()), *_difference(mean, mean_of_six(first, pattern), variant is first)])
-    return _table(rows)
+        values = [map_of_cases(variant, pattern, cases) for cases in CASE_GROUPS.values()]
+        mean_of_first = {} if variant is first else map_of_cases(first, pattern, CASE_GROUPS["mean of the six"])
+        rows.append([variant["name"], *(_spread(found.values()) for found in values), *_difference(values[-1], mean_of_first)])
+    headers = ["complete" if name == COMPLETE else f"{name} missing" if name in CASES else name for name in CASE_GROUPS]
+    return _table(["variant", *headers, "Δ of the mean", "Student's 95 %"], rows)
 
 
-def _selection_table(result: dict) -> str:
-    rows = [["variant", "modality", "kept", "kept, one other missing", "kept, both others missing", "AP score", "AP MLP",
-             *(f"AP guide {modality}" for modality in MODALITIES), "cosine of two globals"]]
-    for variant in (variant for variant in result["variants"] if variant["selection"]):
-        measured = list(variant["selection"].values())
-        for modality in MODALITIES:
-            def column(name, missing=0, modality=modality, measured=measured):
-                return _spread(100 * float(np.mean([case[modality][name] for case in found["cases"].values()
-                                                    if modality in case and len(case) == len(MODALITIES) - missing]))
-                               for found in measured if name in found["cases"][COMPLETE][modality])
-
-            rows.append([variant["name"], modality, column("kept"), column("kept", 1), column("kept", 2),
-                         *(column(name) for name in ("score", "MLP", *MODALITIES)),
-                         _spread([found["mean_global_cosine"][modality] for found in measured], 3)])
-    return _table(rows)
-
-
-def _cost_table(result: dict) -> str:
-    rows = [["variant", "parameters", "GMACs", "seconds per run"]]
+def _selection_table(result: dict[str, Any]) -> str:
+    rows = []
     for variant in result["variants"]:
-        seconds = [made["seconds"] for seed, made in variant["made_with"].items()
-                   if "seconds" in made and seed not in variant["failed"]]
-        # What a script of its own changes is not known here.
+        measured = variant["selection"].values()
+        for modality in MODALITIES if measured else ():
+            row = [variant["name"], modality]
+            for name, missing in (("kept", 0), ("kept", 1), ("kept", 2), *((n, 0) for n in ("score", "MLP", *MODALITIES))):
+                # A case holds the modalities that are present; the mean is over the cases with `missing` others absent.
+                cases = [[case[modality] for case in found["cases"].values()
+                          if modality in case and len(case) == len(MODALITIES) - missing] for found in measured]
+                row.append(_spread(100 * float(np.mean([case[name] for case in values]))
+                                   for values in cases if name in values[0]))
+            rows.append([*row, _spread((found["mean_global_cosine"][modality] for found in measured), 3)])
+    return _table(["variant", "modality", "kept", "kept, one other missing", "kept, both others missing", "AP score", "AP MLP",
+                   *(f"AP guide {modality}" for modality in MODALITIES), "cosine of two global features"], rows)
+
+
+def _cost_table(result: dict[str, Any]) -> str:
+    rows = []
+    for variant in result["variants"]:
+        seconds = (made["seconds"] for seed, made in variant["made_with"].items()
+                   if "seconds" in made and seed not in variant["failed"])
+        # The costs of a variant with a training script of its own are unknown.
         costs = (f"{variant['parameters']:,}", f"{variant['gmacs']:.3f}") if "gmacs" in variant else ("–", "–")
         rows.append([variant["name"], *costs, _spread(seconds, 0)])
-    return _table(rows)
+    return _table(["variant", "parameters", "GMACs", "seconds per run"], rows)
 
 
-def _made_with(result: dict) -> str:
-    made = _records(result)
-    machines = sorted({"{name} ({cpu}, threads: {threads})".format(**one["machine"]) for one in made})
-    versions = {name: "/".join(sorted({one["versions"][name] for one in made if one["versions"].get(name)}))
-                for name in (made[0]["versions"] if made else ())}
+def _provenance(result: dict[str, Any]) -> str:
+    runs = _run_records(result)
+    machines = sorted({"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs})
+    versions = {name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
+                for name in (runs[0]["versions"] if runs else ())}
     parts = {"commit": " and ".join(commits_of(result)), "machine": " and ".join(machines),
              "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number)}
-    return "Made with " + "; ".join(f"{what} {found}" for what, found in parts.items() if found) + "."
+    return "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
 
 
-def commits_of(result: dict) -> list[str]:
-    """The commits that the runs were made by."""
-    return sorted({(one["commit"] or "unknown")[:10] + (" with changes" if one["changed"] else "") for one in _records(result)})
+def commits_of(result: dict[str, Any]) -> list[str]:
+    """The commits that made the runs, abbreviated."""
+    return sorted({(run["commit"] or "unknown")[:10] + (" with changes" if run["changed"] else "")
+                   for run in _run_records(result)})
 
 
-def _records(result: dict) -> list[dict]:
+def _run_records(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [made for variant in result["variants"] for made in variant["made_with"].values() if made]
 
 
-def _count(variant: dict, result: dict) -> str:
-    done = sum(seed not in variant["failed"] for seed, records in variant["records"].items() if records)
-    return str(done) if done == len(result["seeds"]) else f"{done} of {len(result['seeds'])}"
-
-
-def _spread(values: Sequence[float], digits: int = 1) -> str:
-    values = np.array(list(values))
-    if not len(values):
+def _spread(values: Iterable[float], digits: int = 1) -> str:
+    """Mean ± standard deviation; – for no values."""
+    found = np.array(list(values))
+    if not len(found):
         return "–"
-    return f"{values.mean():.{digits}f}" + (f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else "")
+    return f"{found.mean():.{digits}f}" + (f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else "")
 
 
-def _difference(values: dict[str, float], first: dict[str, float], is_first: bool) -> tuple[str, str]:
-    found = None if is_first else paired_difference(values, first)
+def _difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[str, str]:
+    """The cells of a difference with its bootstrap interval, and of Student's interval."""
+    found = paired_difference(values, baseline)
     if found is None:
         return "", ""
-    mean = f"**{found.mean:+.1f}**" if found.is_beyond_noise else f"{found.mean:+.1f}"
-    return f"{mean} {_interval(found.bootstrap)}", _interval(found.student)
+    emphasis = "**" if found.is_beyond_noise else ""
+    bootstrap, student = (f"[{low:+.1f}, {high:+.1f}]" for low, high in (found.bootstrap, found.student))
+    return f"{emphasis}{found.mean:+.1f}{emphasis} {bootstrap}", student
 
 
-def _interval(bounds: tuple[float, float]) -> str:
-    return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
-
-
-def _table(rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
+    return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])

@@ -1,4 +1,4 @@
-"""The losses one sample and one pair at a time (spec 7)."""
+"""The losses one sample and one pair at a time (docs/method.md, Losses)."""
 import torch
 
 

@@ -1,4 +1,4 @@
-"""Ranking evaluation as spec 9 tells it, one query and one gallery sample at a time."""
+"""mAP and CMC (docs/method.md, Evaluation), one query and one gallery sample at a time."""
 
 
 def evaluate(query_features, gallery_features, query_ids, gallery_ids, query_places, gallery_places, max_rank=50):

@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking as spec 9 tells it, one sample after the other (Zhong et al. 2017)."""
+"""k-reciprocal re-ranking (Zhong et al. 2017; docs/method.md, Evaluation), one sample at a time."""
 import math
 
 

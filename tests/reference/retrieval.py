@@ -1,4 +1,4 @@
-"""Image-text retrieval by sorting, one query at a time (spec 12)."""
+"""Image-text retrieval by sorting, one query at a time (docs/seps.md, Training)."""
 
 
 def retrieval(similarity, image_of):

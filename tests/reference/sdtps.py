@@ -1,4 +1,4 @@
-"""SDTPS one modality, sample and patch at a time (spec 4)."""
+"""SDTPS one modality, sample and patch at a time (docs/method.md, SDTPS)."""
 import math
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""How well SDTPS's choice finds the person: one image, one modality and one patch at a time (spec 4)."""
+"""How well SDTPS's choice finds the person: one image, one modality and one patch at a time (docs/method.md, SDTPS)."""
 import math
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""SEPS one caption, image, word and token at a time (spec 12)."""
+"""SEPS one caption, image, word and token at a time (docs/seps.md, Formulas)."""
 import math
 
 import torch
