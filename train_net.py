@@ -51,7 +51,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Train, from the beginning or from where a run was, in this process and those beside it."""
     device = choose_device(cfg)
     resumed = find_run(cfg, overwrite)
-    check_agreement("what OUTPUT_DIR holds", resumed and resumed.place)
+    check_agreement("what OUTPUT_DIR holds", resumed and resumed.progress)
     if resumed and resumed.is_finished(cfg):
         if is_main():
             print(resumed.all_done)

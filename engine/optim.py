@@ -1,4 +1,4 @@
-"""The optimiser's groups and the learning-rate schedule (docs/method.md)."""
+"""Optimisers, parameter groups and the learning-rate schedule (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -9,17 +9,17 @@ from yacs.config import CfgNode
 
 from demo_sdtps.modeling import DeMo
 
-CLIP_TRUNK_LR = 5e-6
-IMAGENET_TRUNK_LR_FACTOR = 0.8
+CLIP_BACKBONE_LR = 5e-6
+IMAGENET_BACKBONE_LR_FACTOR = 0.8
 
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
-    """The trainable parameters by (learning rate, weight decay): few groups, so that fused updates have much to fuse."""
+    """The trainable parameters grouped by learning rate and weight decay; few groups make fused updates efficient."""
     return grouped(model, lambda name: _rate_and_decay(cfg, name, model.backbone.is_clip))
 
 
 def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
-    """The trainable parameters in as few groups as there are learning rates and weight decays, which their names give."""
+    """The trainable parameters grouped by the learning rate and weight decay that `rate_and_decay` gives for their names."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -36,20 +36,20 @@ def _rate_and_decay(cfg: CfgNode, name: str, is_clip: bool) -> tuple[float, floa
         rate = 2 * solver.BASE_LR
     # CLIP's camera embedding is a new layer; ImageNet's belongs to the backbone.
     if name.startswith("backbone.vit." if is_clip else "backbone."):
-        rate = CLIP_TRUNK_LR if is_clip else IMAGENET_TRUNK_LR_FACTOR * solver.BASE_LR
+        rate = CLIP_BACKBONE_LR if is_clip else IMAGENET_BACKBONE_LR_FACTOR * solver.BASE_LR
     return rate, decay
 
 
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
-    # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler leaves out the very first step.
+    # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler skips the first step.
     extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
     return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
-    """Plain SGD over the centers at SOLVER.CENTER_LR."""
-    # The centers follow the loss without CENTER_LOSS_WEIGHT: without momentum a gradient's factor is one of the learning rate.
+    """SGD without momentum over the centers at SOLVER.CENTER_LR."""
+    # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
     return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 
