@@ -72,8 +72,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise UserError(f"The weights {path} are not whole: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
-        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors"
-                        f"{_first(sorted(weights))}); give a checkpoint that train_net.py wrote, or one of DeMo.")
+        first = f", the first {min(weights)}" if weights else ""
+        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
+                        "); give a checkpoint that train_net.py wrote, or one of DeMo.")
     if CAMERAS in weights and weights[CAMERAS].ndim:
         cameras = len(weights[CAMERAS])
     elif not isinstance(cameras, int) or not 0 < cameras <= MOST_CAMERAS:
@@ -139,15 +140,8 @@ def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) 
     problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
                  for name in expected if name in found and found[name].shape != expected[name].shape]
     if problems:
+        more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
         raise UserError(f"The weights {path} do not fit the configuration's model: "
-                        f"{'; '.join(problems[:MAX_NAMED])}{_more(problems)}. Use the configuration that they were trained "
+                        f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
                         "with (config.yml beside them), or other weights.")
     model.load_state_dict(found)
-
-
-def _first(names: list[str]) -> str:
-    return f", the first {names[0]}" if names else ""
-
-
-def _more(problems: list[str]) -> str:
-    return f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

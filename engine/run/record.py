@@ -35,7 +35,7 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     start, with an entry for every resumption.
     """
     record = {"status": RUNNING, "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
-              "machine": machine(device), "started": now()}
+              "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
         record = with_resumption(record, _read(output / RECORD), resumed)
     started = time.perf_counter()
@@ -59,11 +59,6 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     return record | kept | {"status": RUNNING, "resumptions": [*before.get("resumptions", []), entry]}
 
 
-def now() -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def command() -> str:
     """The command line of this process, quoted for a shell."""
     return shlex.join(["python", *sys.argv])
@@ -72,10 +67,11 @@ def command() -> str:
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
     try:
-        revision, changed = (_git(root, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain")))
+        revision, changed = (subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+                             for words in (("rev-parse", "HEAD"), ("status", "--porcelain")))
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "changed": None}
-    return {"commit": revision, "changed": bool(changed)}
+    return {"commit": revision.strip(), "changed": bool(changed.strip())}
 
 
 def versions(device: torch.device) -> dict[str, str | None]:
@@ -102,10 +98,6 @@ def _read(path: Path) -> dict:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _version(package: str) -> str | None:
