@@ -69,7 +69,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         try:
             weights = from_demo(weights)
         except ValueError as error:
-            raise UserError(f"The weights {path} are not whole: {error}; give another file.") from None
+            raise UserError(f"The weights {path} are incomplete: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""

@@ -63,7 +63,7 @@ def processes() -> Iterator[None]:
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ENDED):
             raise
-        raise UserError("Another process of this run has ended, which its own message tells the reason of.") from None
+        raise UserError("Another process of this run has ended; its own message gives the reason.") from None
     # Not after an error: it would wait for the other processes, which torchrun ends only after this one.
     dist.destroy_process_group()
 

@@ -70,7 +70,7 @@ def _checked(similarity: torch.Tensor, image_of: torch.Tensor) -> torch.Tensor:
     images, captions = similarity.shape
     image_of = torch.as_tensor(image_of, device=similarity.device)
     if image_of.shape != (captions,) or image_of.is_floating_point():
-        raise ValueError(f"{captions} captions need as many whole numbers that name their images, but image_of is "
+        raise ValueError(f"{captions} captions need as many integers that index their images, but image_of is "
                          f"{image_of.dtype} {tuple(image_of.shape)}.")
     if captions and not 0 <= int(image_of.min()) <= int(image_of.max()) < images:
         raise ValueError(f"Captions name the images {int(image_of.min())} to {int(image_of.max())}, but there are {images}, "

@@ -14,7 +14,7 @@ class StopNow(Exception):  # noqa: N818
 
 
 class StopRequest:
-    """`requested` tells whether SIGTERM has arrived inside `listening`."""
+    """`requested`: whether SIGTERM has arrived inside `listening`."""
 
     def __init__(self):
         self.requested = self.is_urgent = False
