@@ -38,7 +38,7 @@ def main() -> None:
         "metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
-    # torch.distributed.launch gave it; torchrun tells the same through the environment, and so does the old one today.
+    # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments, cfg = parse(parser)
     check_launch(cfg)
@@ -48,10 +48,10 @@ def main() -> None:
 
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
-    """Train, from the beginning or from where a run was, in this process and those beside it."""
+    """Start or resume the run of `cfg`, in each of the connected processes."""
     device = choose_device(cfg)
     resumed = find_run(cfg, overwrite)
-    check_agreement("what OUTPUT_DIR holds", resumed and resumed.place)
+    check_agreement("what OUTPUT_DIR holds", resumed and resumed.progress)
     if resumed and resumed.is_finished(cfg):
         if is_main():
             print(resumed.all_done)
@@ -69,7 +69,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     sampler_of(loader).share = share_of_batch
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 
-    # Only now, with the input checked, is anything written or replaced.
+    # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
         for warning in data_warnings(cfg, splits["train"], test_data):

@@ -48,7 +48,7 @@ def main() -> None:
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
 
-    # Only now, with the input checked, is anything written or replaced.
+    # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         sizes = (f"{len(split.captions)} captions of {len(split.paths)} images to {name}" for name, split in splits.items())
         logger.info("%s: %s, %s long captions", cfg.DATASETS.NAMES, ", ".join(sizes),

@@ -1,1 +1,1 @@
-"""What is done with a model: training, evaluation, metrics and checkpoints."""
+"""Training, evaluation, checkpoints, and computing on several processes."""

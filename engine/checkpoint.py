@@ -1,4 +1,4 @@
-"""Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written whole or not at all."""
+"""Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors
 
 MAX_NAMED = 3
 ZIP = b"PK\x03\x04"
-"""How a zip archive begins, which a file of torch's is."""
+"""First bytes of a zip archive, the format of torch.save."""
 MOST_CAMERAS = 10_000
-"""More are no number of cameras, but a damaged file's."""
+"""A larger number of cameras means a damaged file."""
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's weights under our names, for how many identities and cameras, and what else the file told."""
+    """A model's weights under our names, its numbers of identities and cameras, and the data set it was trained on."""
 
     path: Path
     model: dict[str, torch.Tensor]
@@ -45,19 +45,19 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, prev
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
-    """torch.save through a temporary file; an earlier one stays as `previous`, if given. Raises `UserError` where it cannot be
+    """torch.save by `atomic_write`; an earlier file is kept as `previous`, if given. Raises `UserError` where it cannot be
     written."""
     with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # what torch makes of a full disk, with the real error behind it
+        except RuntimeError as error:  # torch raises it for a full disk, with the real error as context
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """A checkpoint of ours, or a bare state dict with our or DeMo's names.
+    """Read a checkpoint of ours, or a bare state dict with our or DeMo's names.
 
     Raises `UserError` for a file that is missing, cannot be read, or holds no weights of this model.
     """
@@ -69,11 +69,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         try:
             weights = from_demo(weights)
         except ValueError as error:
-            raise UserError(f"The weights {path} are not whole: {error}; give another file.") from None
+            raise UserError(f"The weights {path} are incomplete: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
-        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors"
-                        f"{_first(sorted(weights))}); give a checkpoint that train_net.py wrote, or one of DeMo.")
+        first = f", the first {min(weights)}" if weights else ""
+        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
+                        "); give a checkpoint that train_net.py wrote, or one of DeMo.")
     if CAMERAS in weights and weights[CAMERAS].ndim:
         cameras = len(weights[CAMERAS])
     elif not isinstance(cameras, int) or not 0 < cameras <= MOST_CAMERAS:
@@ -83,13 +84,13 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
-    """The weights in a file of torch's, and all that it holds. Raises `UserError` where it is missing or cannot be read."""
+    """The weights in a torch file, and its whole content. Raises `UserError` where it is missing or cannot be read."""
     content = _load(path, example)
     return tensors_of(content), content if isinstance(content, Mapping) else {}
 
 
 def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
-    """--weight, of the commands that use a checkpoint such as `example`."""
+    """The flag --weight; `example` is the checkpoint that errors suggest."""
     return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example))
 
 
@@ -109,9 +110,9 @@ def _load(path: Path, example: str, without_weights: bool = False) -> object:
     if not path.is_file():
         raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
     try:
-        with warnings.catch_warnings():  # of a TorchScript archive, before its error
+        with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
-            # Mapped, the weights stay on the disk; files of before torch 1.6 are no zip and cannot be.
+            # Memory-mapped weights stay on disk; files from before torch 1.6 are no zip archives and cannot be mapped.
             with open(path, "rb") as file:
                 mmap = without_weights and file.read(len(ZIP)) == ZIP
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -121,7 +122,7 @@ def _load(path: Path, example: str, without_weights: bool = False) -> object:
 
 
 def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into `model`.
+    """Load a checkpoint's weights into `model`.
 
     Raises `UserError` naming the first keys where they do not fit, or where they belong to another data set.
     """
@@ -132,22 +133,15 @@ def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None
 
 
 def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Put the weights that the file `path` held into `model`. Raises `UserError` naming the first keys that do not fit."""
+    """Load weights of the file `path` into `model`. Raises `UserError` naming the first keys that do not fit."""
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is not part of the model" for name in found if name not in expected]
     problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
                  for name in expected if name in found and found[name].shape != expected[name].shape]
     if problems:
+        more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
         raise UserError(f"The weights {path} do not fit the configuration's model: "
-                        f"{'; '.join(problems[:MAX_NAMED])}{_more(problems)}. Use the configuration that they were trained "
+                        f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
                         "with (config.yml beside them), or other weights.")
     model.load_state_dict(found)
-
-
-def _first(names: list[str]) -> str:
-    return f", the first {names[0]}" if names else ""
-
-
-def _more(problems: list[str]) -> str:
-    return f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

@@ -1,4 +1,4 @@
-"""A trained model and the data to use it on: what every command after training begins with."""
+"""A trained model and its data, for every command after training."""
 from collections.abc import Sequence
 
 from yacs.config import CfgNode
@@ -12,10 +12,10 @@ from demo_sdtps.modeling import DeMo, make_model
 
 
 def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")) -> tuple[DeMo, dict[str, list[Sample]]]:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and samples by split.
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
 
-    The numbers of identities and cameras come from the checkpoint, so the training split is not needed. Raises
-    `UserError` for weights or data that are missing or do not fit each other.
+    The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
+    weights or data that are missing or do not fit each other.
     """
     check_single("an evaluation")
     if not cfg.TEST.WEIGHT:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
 from demo_sdtps.engine.distributed import is_main, world_size
-from demo_sdtps.engine.run.state import files_of, sampler_of
+from demo_sdtps.engine.run.state import dataset_of, sampler_of
 
 RECENT = 5
 """Finite losses that the error reports."""
@@ -137,7 +137,7 @@ def files_of_batch(loader: DataLoader, epoch: int, step: int) -> list[str]:
     sampler = copy.copy(sampler_of(loader))
     sampler.share = list
     sampler.begin(epoch, step - 1)
-    return [file for index, _ in next(iter(sampler)) for file in files_of(loader, index)]
+    return [file for index, _ in next(iter(sampler)) for file in dataset_of(loader).files(index)]
 
 
 @torch.no_grad()

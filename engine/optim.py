@@ -1,4 +1,4 @@
-"""The optimiser's groups and the learning-rate schedule (docs/method.md)."""
+"""Optimisers, parameter groups and the learning-rate schedule (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -45,8 +45,8 @@ def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
-    """Plain SGD over the centers at SOLVER.CENTER_LR."""
-    # Centers follow the loss without CENTER_LOSS_WEIGHT: without momentum, a gradient's factor is one of the learning rate.
+    """SGD without momentum over the centers at SOLVER.CENTER_LR."""
+    # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
     return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 

@@ -1,4 +1,4 @@
-"""Where and how a run computes: device, seed, precision, log."""
+"""Device, precision, seed, inference mode, compilation, log."""
 import logging
 import os
 import random
@@ -22,7 +22,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
 def choose_device(cfg: CfgNode) -> torch.device:
-    """MODEL.DEVICE as a device; auto is CUDA where there is one. Raises `UserError` for a GPU that is not there."""
+    """MODEL.DEVICE as a device; auto is CUDA where available. Raises `UserError` for a GPU that does not exist."""
     name = cfg.MODEL.DEVICE
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,9 +39,9 @@ def choose_device(cfg: CfgNode) -> torch.device:
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
-    """The type that a value of SOLVER.AMP or TEST.AMP means on a device, None for plain float32 (docs/method.md).
+    """The dtype for a value of SOLVER.AMP or TEST.AMP on a device, None for float32 (docs/method.md).
 
-    auto: bfloat16 where the hardware has it (AMX or AVX512-BF16 on CPUs, from Ampere on GPUs), float16 on older GPUs.
+    auto: bfloat16 where the hardware supports it (AMX or AVX512-BF16 on CPUs, GPUs from Ampere on), float16 on older GPUs.
     """
     if mode == "auto" and device.type == "cuda":
         mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
@@ -51,13 +51,13 @@ def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
 
 
 def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager:
-    """Mixed precision in `precision`, nothing where it is None."""
+    """Mixed precision in `precision`; None disables it."""
     return torch.autocast(device.type, dtype=precision, enabled=precision is not None)
 
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Inside, `model` evaluates, without gradients, its backbone with weights held in `precision` (None: as they are)."""
+    """Inside, `model` is in evaluation mode without gradients, with backbone weights cast to `precision`, if given."""
     backbone = model.backbone
     with evaluating(model):
         try:
@@ -69,7 +69,7 @@ def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, `model` evaluates, without gradients."""
+    """Inside, `model` is in evaluation mode, without gradients."""
     was_training = model.training
     model.eval()
     try:
@@ -89,7 +89,7 @@ def compile_model(model: DeMo, device: torch.device) -> None:
 
 
 def missing_for_compilation() -> str | None:
-    """What torch.compile needs on a CPU and this machine has not."""
+    """What torch.compile needs on a CPU and this machine lacks, None if nothing."""
     if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
         return "C++ compiler (g++ or clang++)"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
@@ -98,18 +98,18 @@ def missing_for_compilation() -> str | None:
 
 
 def set_seed(seed: int) -> None:
-    """Seed everything random: `random`, numpy and torch on all devices; on a GPU ask for deterministic algorithms too."""
+    """Seed Python, NumPy and torch on all devices; with a GPU also ask for deterministic algorithms."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     if torch.cuda.is_available():
-        # Otherwise cuBLAS and the backward of fused attention may add in another order each time.
+        # Otherwise cuBLAS and the backward of fused attention may sum in a different order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def log_to(folder: Path) -> AbstractContextManager:
-    """Log to the console, around progress bars, and to `folder`/log.txt."""
+def log_to(path: Path) -> AbstractContextManager:
+    """Log to the console, around progress bars, and append to the file at `path`."""
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     for handler in list(root.handlers):
@@ -120,14 +120,14 @@ def log_to(folder: Path) -> AbstractContextManager:
         console = logging.StreamHandler()
         console.setFormatter(logging.Formatter("%(message)s"))
         root.addHandler(console)
-    file = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
-    logging.raiseExceptions = False  # on a full disk what is to be said is said by what saves, without the log's own traces
+    logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
     return logging_redirect_tqdm()
 
 
 def _cpu_has_bf16() -> bool:
-    # torch tells, but under names that differ by version; one that it does not have counts as no.
+    # The names differ between versions of torch; a missing one counts as no.
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)

@@ -31,7 +31,13 @@ from demo_sdtps.modeling.weights import current_names
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
+PART = "loss/"
 logger = logging.getLogger(__name__)
+
+
+def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
+    """The parts of the loss among the means of an epoch, by their names without "loss/"."""
+    return {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
 
 
 class Evaluation(NamedTuple):
@@ -81,7 +87,10 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name."""
+        """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name.
+
+        A name "loss/<part>" is a part of the loss, recorded under "losses".
+        """
 
     @abstractmethod
     def evaluate(self, epoch: int) -> Evaluation:
@@ -89,7 +98,7 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def describe(self, means: Mapping[str, float]) -> str:
-        """The means over an epoch's samples, for the log."""
+        """The means over an epoch's samples in a few words, for the log and the progress bar."""
 
     def is_due(self, epoch: int) -> bool:
         """Whether the model is evaluated after this epoch."""
@@ -122,7 +131,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         solver = self.cfg.SOLVER
         logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
         if not self.records and self.step == 0 and self.is_due(0):
-            self._report({"epoch": 0}, self._evaluate(0))
+            self._report(0, {}, self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
             self._train_epoch()
             self._finish_epoch()
@@ -132,7 +141,7 @@ class Trainer(ABC, Generic[Model, Batch]):
                 self._save()
             if is_stopped and not is_last:
                 raise Stopped
-        # Nothing is written after the last checkpoint of a finished run, so no other is needed in reserve.
+        # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
         if is_main():
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
@@ -178,10 +187,11 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), rate, speed,
-                    self.unit, 100 * waited)
+        parts = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
+        logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
+                    speed, self.unit, 100 * waited)
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
-        self._report({"epoch": epoch, **means, "lr": rate}, evaluation)
+        self._report(epoch, {**means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
         if evaluation and evaluation.score > self.best:
             self.best = evaluation.score
@@ -201,13 +211,14 @@ class Trainer(ABC, Generic[Model, Batch]):
             self._save()
             raise Stopped from None
 
-    def _report(self, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+    def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        epoch = means["epoch"]
-        self.records.append({**means, **(evaluation.record if evaluation else {})})
+        losses = {"losses": parts} if (parts := loss_parts(means)) else {}
+        self.records.append({"epoch": epoch, **{name: value for name, value in means.items() if not name.startswith(PART)},
+                             **losses, **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
-        scalars = {f"train/{name}": value for name, value in means.items() if name != "epoch"}
+        scalars = {f"train/{name}": value for name, value in means.items()}
         write_records(self.records, self.output, self.board, {**scalars, **(evaluation.scalars if evaluation else {})})
         if evaluation:
             logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)

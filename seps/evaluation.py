@@ -1,4 +1,4 @@
-"""Evaluation of SEPS (docs/seps.md): every image and every caption is encoded once, then all pairs are compared."""
+"""Evaluation of SEPS (docs/seps.md): each image and each caption is encoded once, then all pairs are compared."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,21 @@ from demo_sdtps.seps.model import SEPS
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """A split to evaluate: its images, its captions as numbers of words, and the equal parts that it is searched in."""
+    """A split to evaluate: its images, its captions as lists of tokens, and the number of folds."""
 
     loader: DataLoader
     captions: list[list[int]]
     long_captions: list[list[int]] | None
-    """One for each image."""
+    """One per image."""
     image_of: torch.Tensor
-    """(captions,): the image of each caption, by its place."""
+    """(captions,): the index of each caption's image."""
     folds: int
     batch: int
-    """Texts that are encoded, and captions that are compared, together."""
+    """Texts encoded, and captions compared, at a time."""
 
 
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
-    """The splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
+    """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
     splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
     without = [name for name, split in splits.items() if split.long_captions is None]
@@ -44,38 +44,38 @@ def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "t
 
 
 def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
-    """What is probably not meant in the data, though training and evaluation can go on: a sentence each."""
+    """Warnings about data that are probably a mistake, though training and evaluation can go on."""
     shared = {name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")}
     return [f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
             "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
 
 
 def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
-    """What evaluation needs of a split. Raises `UserError` where its images do not make so many equal parts."""
+    """Tokenise a split for evaluation. Raises `UserError` where `folds` does not divide its number of images."""
     if len(split.paths) % folds:
         raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
                         "choose a number that divides them.")
-    long = split.long_captions and encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
+    long = None if split.long_captions is None else encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
     return RetrievalData(image_loader(cfg, split), encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long,
                          torch.tensor(split.image_of), folds, cfg.TEST.IMS_PER_BATCH)
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
-    """R@1, R@5 and R@10 each way and their sum, in percent, means over the folds. Raises `UserError` as `similarities`."""
+    """R@1, R@5, R@10 in both directions and their sum in percent, means over folds. Raises `UserError` as `similarities`."""
     return five_fold(similarities(model, data), data.image_of, data.folds)
 
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
-    """What was searched, in a line: for the head of a table."""
-    images = len(data.loader.dataset)
+    """One line on what is evaluated: data set, split, images, captions and folds."""
+    images = int(data.image_of.max()) + 1  # every image has a caption
     folds = f", in {data.folds} parts of {images // data.folds} images" if data.folds > 1 else ""
     return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {images} images, {len(data.captions)} captions{folds}"
 
 
 def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
-    """Similarities (images, captions) on the CPU; those across folds, which nothing asks for, are 0.
+    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0.
 
-    In float32. Raises `UserError` for similarities that are not finite, which could not be ranked.
+    Raises `UserError` for similarities that are not finite, which cannot be ranked.
     """
     with evaluating(model):
         tokens = _encode_images(model, data.loader)
@@ -99,32 +99,32 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
 
 
 def _encode_images(model: SEPS, loader: DataLoader) -> torch.Tensor:
-    """All images → tokens (images, N or 1 + N, C), on the model's device."""
+    """Tokens of all images: (images, N or 1 + N, C) on the model's device."""
     device = next(model.parameters()).device
     loaded = progress(image_batches(loader), "encoding images", len(loader), unit="batch")
     return torch.cat([model.encode_images(images.to(device, non_blocking=True)) for images in loaded])
 
 
 def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
-    """All texts → the vectors (L, C) of each one's own words, on the model's device."""
+    """Word vectors (L, C) of each text, without padding, on the model's device."""
     device = next(model.parameters()).device
-    encoded = [None] * len(texts)
+    encoded: dict[int, torch.Tensor] = {}
     with progress(total=len(texts), desc=title, unit="text") as bar:
         for block in _blocks(range(len(texts)), texts, batch):
             words, lengths = (part.to(device) for part in padded([texts[index] for index in block]))
             for index, vectors in zip(block, model.encode_captions(words, lengths), strict=True):
                 encoded[index] = vectors[:len(texts[index])]
             bar.update(len(block))
-    return encoded
+    return [encoded[index] for index in range(len(texts))]
 
 
 def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:
-    """Indices of so many texts at a time, those of a similar length together: little is padded then."""
+    """Blocks of at most `size` indices, sorted by the texts' lengths to reduce padding."""
     ordered = sorted(indices, key=lambda index: len(texts[index]))
     return [ordered[start:start + size] for start in range(0, len(ordered), size)]
 
 
 def _padded(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Word vectors (L, C) of several texts → (B, longest L, C) and lengths (B,)."""
+    """Word vectors (L, C) of several texts → padded (B, longest L, C), lengths (B,)."""
     lengths = torch.tensor([len(words) for words in vectors], device=vectors[0].device)
     return pad_sequence(vectors, batch_first=True), lengths

@@ -1,4 +1,4 @@
-"""A trained SEPS and the split to use it on: what its commands after training begin with."""
+"""A trained SEPS and the split to evaluate, for the commands after training."""
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -15,10 +15,10 @@ EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 
 
 def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and TEST.SPLIT.
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
 
-    The data set may be another than the one it was trained on. Of MODEL.TEXT_TOWER the tokenizer and the configuration are
-    read, the weights being the checkpoint's. Raises `UserError` for weights, a tower or data that are missing or do not fit.
+    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
+    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit.
     """
     check_single("an evaluation")
     if not cfg.TEST.WEIGHT:

@@ -149,7 +149,7 @@ def test_shapes_and_images_that_do_not_fit(function):
     with pytest.raises(ValueError, match=r"\(images, captions\), but they are \(100,\)"):
         function(similarity[0], image_of)
     for wrong in (image_of[:-1], image_of[:, None], image_of.float()):
-        with pytest.raises(ValueError, match="100 captions need as many whole numbers"):
+        with pytest.raises(ValueError, match="100 captions need as many integers"):
             function(similarity, wrong)
     for shift, names in ((1, "1 to 20"), (-1, "-1 to 18")):
         with pytest.raises(ValueError, match=f"the images {names}, but there are 20"):

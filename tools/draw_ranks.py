@@ -47,17 +47,16 @@ def main() -> None:
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:
-    """A row per query: the query, then its best gallery samples after the protocol has left out its own.
+    """A row per query: the query, then its nearest gallery samples, without those that the protocol excludes.
 
     features (samples, D) of the test data, of TEST.RETURN_PATTERN.
     """
-    # Spread over the split, whose order is by identity: other people, and other cameras of them.
+    # Spread over the split, which is ordered by identity, for different people and cameras.
     numbers = torch.tensor(spread(len(data.query), queries))
     chosen = data.query[numbers]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
-    places = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
-    distance = query_distances(cfg, features, data, numbers)
-    distance = distance.masked_fill(left_out(ids[0], ids[1], *places), torch.inf)
+    keys = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
+    distance = query_distances(cfg, features, data, numbers).masked_fill(left_out(*ids, *keys), torch.inf)
     order = distance.argsort(dim=1, stable=True)[:, :BEST]
 
     columns = 1 + order.shape[1]
@@ -66,13 +65,12 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
     for row, query in enumerate(chosen.tolist()):
         _cell(cfg, axes[row, 0], data, query, QUERY, "query")
-        for column, place in enumerate(order[row].tolist()):
-            if distance[row, place].isinf():  # the gallery is shorter than the list
-                hide_ticks(axes[row, column + 1])
+        for column, index in enumerate(order[row].tolist(), start=1):
+            if distance[row, index].isinf():  # the gallery is shorter than the list
+                hide_ticks(axes[row, column])
                 continue
-            hit = ids[1][place] == ids[0][row]
-            _cell(cfg, axes[row, column + 1], data, data.gallery[place].item(), HIT if hit else MISS,
-                  f"{column + 1}: d = {distance[row, place]:.3g}")
+            colour = HIT if ids[1][index] == ids[0][row] else MISS
+            _cell(cfg, axes[row, column], data, int(data.gallery[index]), colour, f"{column}: d = {distance[row, index]:.3g}")
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
@@ -81,14 +79,14 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
 
 
 def distance_name(cfg: CfgNode) -> str:
-    """What `query_distances` measures with this configuration."""
+    """The name of the distance that `query_distances` computes."""
     if cfg.TEST.RE_RANKING == "yes":
         return "k-reciprocal distance"
     return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
 
 
-def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, colour: str, title: str) -> None:
-    sample = data.samples[place]
+def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, index: int, colour: str, title: str) -> None:
+    sample = data.samples[index]
     hide_ticks(axis)
     axis.imshow(np.concatenate(images(cfg, sample)))
     axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)

@@ -50,11 +50,10 @@ def main() -> None:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
     with atomic_write(output) as temporary, open(temporary, "wb") as file:
-        arrays = {"ids": "identity", "cams": "camera", "scenes": "scene", "paths": "paths"}
-        np.savez(file, features=features.numpy(),
-                 **{name: np.array([getattr(s, attribute) for s in samples]) for name, attribute in arrays.items()},
-                 return_pattern=arguments.return_pattern, split=arguments.split, checkpoint=cfg.TEST.WEIGHT,
-                 checkpoint_sha256=sha256_of(Path(cfg.TEST.WEIGHT)),
+        np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
+                 cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
+                 paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
+                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256_of(Path(cfg.TEST.WEIGHT)),
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
     print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
 

@@ -36,14 +36,14 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader)
-    # Scored here rather than read from the records, so that table and images are of the same weights.
+    # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / PICTURE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
     if model.selector:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
 
-    # The record of the untrained model compares only where it was evaluated in the same way.
+    # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     print(f"\n{reid_caption(cfg, data)}")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def run_config(run: Path) -> StoredText:
-    """The configuration that a finished run was trained with. Raises `UserError` where there is no such run."""
+    """The configuration of a finished run. Raises `UserError` where there is no such run."""
     read_records(run)
     return stored_config(run / LAST)
 

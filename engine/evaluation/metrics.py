@@ -1,8 +1,8 @@
-"""The field's protocol: mAP and CMC of a ranking (docs/method.md).
+"""mAP and CMC by the field's protocol, without sorting the gallery (docs/method.md).
 
-The gallery is never sorted whole: a match's rank needs the number of samples before it, not their order.
+The rank of a match is the number of gallery samples that are as near or nearer, which counting gives without their order.
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ import torch
 from demo_sdtps.config import UserError
 
 CHUNK_ELEMENTS = 1 << 25
-"""Distances that are there at a time, of 4 bytes each: 33 queries to a gallery of a million."""
+"""Distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million."""
 PIECE = 8 * 8 * 255
-"""Distances of a query that are counted at a time, which stay in the processor's cache; a multiple of 8 · 255."""
+"""Distances of a query that are counted at a time, so that they stay in the processor's cache; a multiple of 8 · 255."""
 FEW = 32
-"""Matches up to which comparing each of them with every distance is faster than sorting the distances."""
+"""Matches of a query up to which comparing each with every distance is faster than sorting the distances."""
 
 
 @dataclass(frozen=True)
@@ -45,58 +45,60 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     """Rank the gallery (G, D) for every query (Q, D) by squared Euclidean distance, and score the rankings.
 
     Features are compared as they are: normalise them before. Identities and cameras are integers (Q,) and (G,). A
-    query's gallery leaves out samples of its identity and camera (Market protocol), or, where scenes are given, of its
-    identity and scene (MSVR310). A match ranks behind other identities at exactly its distance, whatever the gallery's order;
-    features that are equal may differ in the last bit of their distances. Queries without a match are left out of the
-    means. A gallery shorter than `max_rank` pads the curve with its last value. For so many matches of a query time is linear
-    in the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
+    query's gallery excludes samples of its identity and camera (Market protocol), or, where scenes are given, of its identity
+    and scene (MSVR310). A match ranks behind other identities at exactly its distance, whatever the gallery's order; equal
+    features may differ in the last bit of their distances. Queries without a match are excluded from the means. With a gallery
+    shorter than `max_rank` the curve is padded with its last value. For a fixed number of matches per query, time is linear in
+    the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
 
     Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
     is not a number, `UserError` where no query has a match.
     """
     query, gallery = query_features.float(), gallery_features.float()
     lengths = _squared_lengths(gallery)
-    return _evaluate(lambda part: _distances(query[part], gallery, lengths), len(query), len(gallery),
+    return _evaluate(lambda part: _distances(query[part], gallery, lengths), (len(query), len(gallery)),
                      (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
 
 
 def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_cams: torch.Tensor,
                        gallery_cams: torch.Tensor, *, query_scenes: torch.Tensor | None = None,
                        gallery_scenes: torch.Tensor | None = None, max_rank: int = 50) -> Ranking:
-    """`evaluate_ranking` by distances (Q, G) that are there already, such as re-ranked ones: the lower, the more alike.
+    """`evaluate_ranking` by given distances (Q, G), such as re-ranked ones.
 
     Also raises `ValueError` for distances of other than two dimensions.
     """
     if distance.ndim != 2:
         raise ValueError(f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}.")
-    return _evaluate(lambda part: distance[part], *distance.shape,
+    return _evaluate(lambda part: distance[part], distance.shape,
                      (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
 
 
 @torch.no_grad()
-def _evaluate(distances: Callable[[slice], torch.Tensor], queries: int, gallery: int, labels: tuple[torch.Tensor, ...],
+def _evaluate(distances: Callable[[slice], torch.Tensor], shape: Sequence[int], labels: tuple[torch.Tensor, ...],
               scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
-    """`distances` gives the rows (q, G) of some queries; labels: identities of query and gallery, then their cameras."""
+    """`distances` gives the rows (q, G) of some queries; `shape` is (Q, G); labels: identities of query and gallery, then their
+    cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
-    query_ids, gallery_ids, query_places, gallery_places = (
+    queries, gallery = shape
+    query_ids, gallery_ids, query_keys, gallery_keys = (
         torch.as_tensor(found).cpu().numpy() for found in labels[:2] + (labels[2:] if scenes[0] is None else scenes))
-    for count, ids, places in ((queries, query_ids, query_places), (gallery, gallery_ids, gallery_places)):
-        if not count == len(ids) == len(places):
-            raise ValueError(f"{count} features have {len(ids)} identities and {len(places)} cameras or scenes.")
+    for count, ids, keys in ((queries, query_ids, query_keys), (gallery, gallery_ids, gallery_keys)):
+        if not count == len(ids) == len(keys):
+            raise ValueError(f"{count} features have {len(ids)} identities and {len(keys)} cameras or scenes.")
 
     order = np.argsort(gallery_ids, kind="stable")
     starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
-    ranks, matches = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for part in _chunks(queries, gallery) if gallery else ():
             counts = ends[part] - starts[part]
             row = np.arange(len(counts)).repeat(counts)
             own = order[starts[part].repeat(counts) + _numbered(counts) - 1]
-            match = gallery_places[own] != query_places[part][row]
-            matches.append(np.bincount(row[match], minlength=len(counts)))
-            ranks.append(_match_ranks(_on_cpu(distances(part)), row, own, match, pool))
-    rank, matches = np.concatenate(ranks), np.concatenate(matches)
+            match = gallery_keys[own] != query_keys[part][row]
+            match_parts.append(np.bincount(row[match], minlength=len(counts)))
+            rank_parts.append(_match_ranks(_on_cpu(distances(part)), row, own, match, pool))
+    rank, matches = np.concatenate(rank_parts), np.concatenate(match_parts)
     if not len(rank):
         raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
                         "nothing to score; check the identities and cameras of the test split.")
@@ -108,35 +110,35 @@ def _evaluate(distances: Callable[[slice], torch.Tensor], queries: int, gallery:
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
-    """Where each of the groups with so many members (n,) starts: (n,)."""
+    """Start index of each group, given the groups' sizes: (n,) → (n,)."""
     return counts.cumsum() - counts
 
 
 def _numbered(counts: np.ndarray) -> np.ndarray:
-    """1, 2, … in each of the groups with so many members (n,), one group after the other."""
+    """1, 2, … within each group, given the groups' sizes (n,), concatenated."""
     return np.arange(1, counts.sum() + 1) - _starts(counts).repeat(counts)
 
 
 def _on_cpu(distance: torch.Tensor) -> np.ndarray:
-    """Counting is done on the CPU for features on a GPU too: the product, which is most of the work, was done there."""
-    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # which NumPy counts slowly or not at all
+    """Distances as an array on the CPU, where they are counted; their products, most of the work, may come from a GPU."""
+    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # NumPy compares these slowly or not at all
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
 def _squared_lengths(features: torch.Tensor) -> torch.Tensor:
-    """(n, D) → (n,), in parts: the squares of a gallery of a million samples take as much as the gallery."""
+    """(n, D) → (n,), in parts: all squares together would take as much memory as the features."""
     return torch.cat([part.square().sum(1) for part in features.split(1 << 14)])
 
 
 def _distances(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor) -> torch.Tensor:
-    """Squared distances (Q, G) of features (Q, D) and (G, D) whose squared lengths (G,) are known, with nothing beside."""
+    """Squared distances (Q, G) of features (Q, D) and (G, D), given the squared lengths (G,), without another (Q, G) tensor."""
     return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(query.square().sum(1, keepdim=True))
 
 
-def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_places: torch.Tensor,
-             gallery_places: torch.Tensor) -> torch.Tensor:
-    """The gallery samples that a query is not compared with, (Q, G) bool: same identity and same camera or scene."""
-    return (query_ids[:, None] == gallery_ids) & (query_places[:, None] == gallery_places)
+def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_keys: torch.Tensor,
+             gallery_keys: torch.Tensor) -> torch.Tensor:
+    """The gallery samples excluded for each query, (Q, G) bool: same identity and same camera or scene."""
+    return (query_ids[:, None] == gallery_ids) & (query_keys[:, None] == gallery_keys)
 
 
 def _chunks(queries: int, gallery: int) -> Iterator[slice]:
@@ -145,10 +147,10 @@ def _chunks(queries: int, gallery: int) -> Iterator[slice]:
 
 
 def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor) -> np.ndarray:
-    """Ranks (m,) of the matches in distances (q, G), from 1: one query after the other, rising for each.
+    """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each.
 
-    The samples of the queries' own identities come one query after the other too: the query's row (n,), the place in the
-    gallery (n,), and whether it is a match or left out (n,).
+    The samples of the queries' own identities are given query by query too: the query's row (n,), the gallery index `own`
+    (n,), and whether the sample is a match or excluded (n,).
     """
     value = distance[row, own]
     if np.isnan(value).any():
@@ -156,7 +158,7 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
     order = np.lexsort((value, row))
     value, match = value[order], match[order]
     differs = (value[1:] != value[:-1]) | (row[1:] != row[:-1])
-    # Of the query's own identity as far as each sample or nearer: up to the last that is exactly as far.
+    # The number of samples of the query's identity that are as near or nearer, ties included.
     last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
@@ -170,7 +172,7 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
             if found.start < found.stop:
                 _add_counts(distance[query], limits[found], within[found], space)
 
-    # One task per thread, and no smaller: a task costs as much as a query.
+    # One task per thread: starting a task costs as much as a query.
     size = -(-len(distance) // torch.get_num_threads())
     queries = range(len(distance))
     list(pool.map(count, (queries[start:start + size] for start in queries[::size])))
@@ -178,7 +180,7 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
 
 
 def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:
-    """Add to `total` (m,) how many of the distances (n,) do not exceed each of the rising limits (m,), m > 0."""
+    """Add to `total` (m,) the number of distances (n,) not above each of the ascending limits (m,), m > 0."""
     for start in range(0, len(distance), PIECE):
         piece = distance[start:start + PIECE]
         near = piece <= limits[-1]
@@ -190,6 +192,6 @@ def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, spa
             within = space[:len(limits)]
             np.less_equal(piece, limits[:, None], out=within[:, :len(piece)])
             within[:, len(piece):] = False
-            # Bytes of 0 or 1 are added up eight at a time, as one integer; no byte of it overflows in 255 additions.
+            # Eight bytes of 0 or 1 are added at a time as one integer; no byte overflows in 255 additions.
             lanes = within.view(np.uint64).reshape(len(limits), -1, 255).sum(2)
             total += lanes.view(np.uint8).sum(1, dtype=np.int64)

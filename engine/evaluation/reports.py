@@ -37,7 +37,7 @@ def missing_table(records: Mapping[str, Record]) -> str:
     incomplete = [record for case, record in records.items() if missing_modalities(case)]
     mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
             for pattern, row in incomplete[0].items()}
-    lines = []
+    lines: list[str] = []
     for name, record in {**{case_name(case): record for case, record in records.items()}, "mean of the six": mean}.items():
         header, *rows = reid_table(record).splitlines()
         lines += [] if lines else ["missing".ljust(CASE_WIDTH) + header]

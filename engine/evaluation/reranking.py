@@ -1,7 +1,7 @@
-"""k-reciprocal re-ranking: neighbours that two images share say more than the distance between them (docs/method.md).
+"""k-reciprocal re-ranking with sparse matrices (docs/method.md).
 
-Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. N stands for the samples
-of query and gallery together, K for k1 + 1, H for round(k1 / 2) + 1.
+Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. Shapes: N samples of query
+and gallery together, K = k1 + 1, H = round(k1 / 2) + 1.
 """
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from demo_sdtps.config.progress import progress
 
 BLOCK_ELEMENTS = 1 << 21
-"""Numbers in a block of rows, about: a few such tensors exist at a time, and never one of N × N."""
+"""Approximate elements in a block of rows. A few such tensors exist at a time, and never one of N × N."""
 KEPT_ELEMENTS = 1 << 24
-"""Distances of all to all up to which they are kept, 64 MB; those of more samples are computed where they are needed."""
+"""Distances of all to all are kept up to this number, 64 MB; those of larger sets are recomputed by blocks."""
 STRIP = 256
-"""Columns of them that are computed at a time, below the diagonal alone; the fewer, the less above it and the slower each."""
+"""Columns of the kept distances that are computed at a time; fewer waste less above the diagonal but are slower each."""
 
 
 class Rows(NamedTuple):
-    """A sparse matrix by rows: row r has `column` and `value` from start[r] to start[r + 1]."""
+    """A sparse matrix in CSR format: row r has `column` and `value` from start[r] to start[r + 1]."""
 
     start: torch.Tensor
     column: torch.Tensor
@@ -29,31 +29,31 @@ class Rows(NamedTuple):
 
 
 class Distances:
-    """Squared Euclidean distances of normalised samples (N, D) to all, by rows: `distances[rows]` is (rows, N) float32, ≥ 0,
-    not to be changed.
+    """Squared Euclidean distances of normalised samples (N, D): `distances[rows]` is (rows, N) float32, ≥ 0, and must not be
+    modified.
 
-    Computed between distinct samples: of an image that is in query and gallery both, each is exactly 0 from the other and as
-    far from any sample, however a processor adds up (to the last bit but for sets too large to be kept). Where all are there
-    twice, half the products suffice, or a quarter. As 2 - 2·cosine: features of length 0 count as unlike all others.
+    They are computed between distinct samples only, as 2 - 2·cosine. Copies of an image in query and gallery therefore have
+    distance exactly 0 from each other and equal distances to all others, independent of rounding (up to the last bit for sets
+    too large to be kept). Features of length 0 count as dissimilar to all others.
     """
 
     def __init__(self, features: torch.Tensor) -> None:
-        self.distinct, self.place = features.unique(dim=0, return_inverse=True)
+        self.distinct, self.index = features.unique(dim=0, return_inverse=True)
         if len(self.distinct) == len(features):
-            self.distinct, self.place = features, torch.arange(len(features), device=features.device)
+            self.distinct, self.index = features, torch.arange(len(features), device=features.device)
         self.kept = self._kept() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        are_distinct = len(self.distinct) == len(self.place)
+        are_distinct = len(self.distinct) == len(self.index)
         if self.kept is not None and are_distinct:
             return self.kept[rows]
-        own = self.place[rows]
+        own = self.index[rows]
         distance = self._between(self.distinct[own], self.distinct) if self.kept is None else self.kept[own]
         distance.scatter_(1, own[:, None], 0)
-        return distance if are_distinct else distance.index_select(1, self.place)
+        return distance if are_distinct else distance.index_select(1, self.index)
 
     def _kept(self) -> torch.Tensor:
-        """All distances of distinct samples: those below the diagonal are computed, by strips of columns, and mirrored."""
+        """All distances of distinct samples: computed below the diagonal, by strips of columns, and mirrored."""
         whole = self.distinct.new_empty(len(self.distinct), len(self.distinct))
         for start in range(0, len(whole), STRIP):
             strip = slice(start, start + STRIP)
@@ -72,9 +72,9 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
     (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
-    maximum (docs/method.md). It is defined on L2-normalised features: they are normalised here, which changes nothing where
-    they were. A sample's nearest are itself, then the others by distance, those as far by their place in query and gallery.
-    k1 + 1 and k2 above N are cut to N. Beside the result, memory grows with N · k1 and the size of the neighbourhoods.
+    maximum (docs/method.md). Features are L2-normalised here, as the definition requires. The neighbours of a sample are
+    itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
+    memory grows with N · k1 and the size of the neighbourhoods.
 
     Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.
     """
@@ -93,45 +93,45 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     result = _overlaps(weights, queries)
     for rows in _blocks(torch.full((queries,), len(nearest))):
         distance = distances[rows][:, queries:] / farthest[rows]
-        # The larger weights sum to 2 less the smaller ones, as each row sums to 1.
+        # Each row sums to 1, so the maxima sum to 2 minus the minima.
         jaccard = 1 - result[rows] / (2 - result[rows])
         result[rows] = (1 - lambda_value) * jaccard + lambda_value * distance
     return result
 
 
 def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` nearest of every sample (N, count), itself first, and the distance of the farthest (N, 1)."""
-    places = torch.arange(len(distances.place), device=distances.place.device)
+    """Indices of the `count` nearest of every sample (N, count), itself first, and its largest distance (N, 1)."""
+    indices = torch.arange(len(distances.index), device=distances.index.device)
     nearest, farthest = [], []
-    for rows in progress(_blocks(torch.full_like(places, len(places))), "re-ranking: neighbours", unit="block"):
+    for rows in progress(_blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"):
         distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
-        distance = distance.scatter(1, places[rows, None], -1)
-        # topk breaks ties as it likes. The bits of a float ≥ 0, read as an integer, are ordered as the floats are (those of
-        # -1 are below 0); with the place behind them they make a number whose order is that of (distance, place).
-        keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(places)
-        nearest.append(keys.topk(min(count, len(places)), largest=False).values.bitwise_and_(0xFFFFFFFF))
-    # Where all features are the same there is no distance to divide by.
+        distance = distance.scatter(1, indices[rows, None], -1)
+        # topk breaks ties arbitrarily. The bits of floats ≥ 0, read as integers, are ordered as the floats are (those of -1
+        # are negative); with the index in the lower bits the order of the keys is that of (distance, index).
+        keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(indices)
+        nearest.append(keys.topk(min(count, len(indices)), largest=False).values.bitwise_and_(0xFFFFFFFF))
+    # Equal features have distance 0, by which nothing can be divided.
     return torch.cat(nearest), torch.cat(farthest).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
-    """k-reciprocal sets: of the neighbours (N, k) of every sample those that have it among theirs, with N for the others."""
-    places = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
-    short = nearest.int()  # what is read k times over
+    """k-reciprocal sets: the neighbours (N, k) of each sample that have it among theirs; N reindices the others."""
+    indices = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
+    short = nearest.int()  # read k times
     return torch.cat([
-        nearest[rows].masked_fill((short[nearest[rows]] != places[rows, None, None]).all(2), len(places))
-        for rows in _blocks(torch.full_like(places, nearest.shape[1] ** 2, dtype=torch.long))])
+        nearest[rows].masked_fill((short[nearest[rows]] != indices[rows, None, None]).all(2), len(indices))
+        for rows in _blocks(torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long))])
 
 
 def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
              narrow: torch.Tensor) -> Iterator[torch.Tensor]:
     """V in blocks (rows, N): exp(-distance) over the expanded set of every sample, normalised to sum 1.
 
-    A sample's set of `wide` (N, K) takes in those of its members' sets of `narrow` (N, H) of which it has more than 2/3.
+    A sample's set in `wide` (N, K) is expanded by its members' sets in `narrow` (N, H) that overlap it by more than 2/3.
     """
     samples = len(wide)
-    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # place N, which stands for nobody, has an empty set
+    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # index N, the placeholder, has an empty set
     sizes = (narrow < samples).sum(1, dtype=torch.int32)
     elements = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]))
     for rows in progress(_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
@@ -147,7 +147,7 @@ def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
 
 
 def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Means, in blocks (rows, N), of those rows of a matrix (N, N) that `chosen` (N, k) names."""
+    """For each sample the mean of the rows `chosen` (N, k) of a matrix (N, N), in blocks (rows, N)."""
     samples, k = chosen.shape
     sizes = samples + matrix.start.diff()[chosen].sum(1)
     for rows in progress(_blocks(sizes), "re-ranking: means", unit="block"):
@@ -159,33 +159,33 @@ def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
-    """Sum of the smaller of two weights over the columns of V: (Q, G), for the rows of queries and of the gallery.
+    """Sums over the columns of V of the minimum of a query's and a gallery sample's weight: (Q, G).
 
-    Only the columns where both have a weight add something: there a query meets the samples of the gallery.
+    Only columns where both weights are non-zero ("meetings") contribute.
     """
-    places = torch.arange(len(weights.start) - 1, device=weights.start.device)
-    gallery = _columns(weights, places[queries:])
-    total = weights.value.new_zeros(queries, len(places) - queries)
+    indices = torch.arange(len(weights.start) - 1, device=weights.start.device)
+    gallery = _columns(weights, indices[queries:])
+    total = weights.value.new_zeros(queries, len(indices) - queries)
     meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
-    # Nothing but passes over the meetings: small blocks stay in the processor's cache.
+    # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
     for rows in progress(_blocks(meetings, BLOCK_ELEMENTS // 8), "re-ranking: Jaccard", unit="block"):
-        counts, column, weight = _rows_of(weights, places[:queries][rows])
+        counts, column, weight = _rows_of(weights, indices[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
-        row = (places[:len(counts)] * total.shape[1]).repeat_interleave(counts)
+        row = (indices[:len(counts)] * total.shape[1]).repeat_interleave(counts)
         total[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other,
                                             torch.minimum(weight.repeat_interleave(met), other_weight))
     return total
 
 
 def _blocks(sizes: torch.Tensor, limit: int | None = None) -> list[slice]:
-    """Consecutive rows, of which each has a size, as blocks of at most `limit` (None: BLOCK_ELEMENTS) and one row."""
+    """Consecutive rows of the given sizes, as blocks of about `limit` elements (None: BLOCK_ELEMENTS) and one row or more."""
     block = (sizes.cumsum(0) - sizes) // (limit or BLOCK_ELEMENTS)
     lengths = block.unique_consecutive(return_counts=True)[1]
     return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
 
 
 def _compress(blocks: Iterable[torch.Tensor]) -> Rows:
-    """The matrix whose rows come in dense blocks."""
+    """The sparse matrix of dense blocks of rows."""
     counts, columns, values = [], [], []
     for block in blocks:
         entries = block.nonzero(as_tuple=True)
@@ -196,7 +196,7 @@ def _compress(blocks: Iterable[torch.Tensor]) -> Rows:
 
 
 def _columns(matrix: Rows, rows: torch.Tensor) -> Rows:
-    """The transpose of some rows (n,) of a matrix (N, N): its row c has the entries of their column c."""
+    """The transpose of the rows (n,) of a matrix (N, N): its row c has the entries of their column c."""
     counts, column, value = _rows_of(matrix, rows)
     row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
     order = column.argsort(stable=True)
@@ -204,7 +204,7 @@ def _columns(matrix: Rows, rows: torch.Tensor) -> Rows:
 
 
 def _rows_of(matrix: Rows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The entries of some rows (n,) one row after the other: how many each has (n,), their columns and values."""
+    """The entries of the rows (n,), concatenated: their number per row (n,), columns and values."""
     counts = matrix.start.diff()[rows]
     entry = (matrix.start[rows] - _starts(counts)[:-1]).repeat_interleave(counts)
     entry += torch.arange(len(entry), device=entry.device)
@@ -212,5 +212,5 @@ def _rows_of(matrix: Rows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:
-    """Where each of the rows with so many entries (n,) starts, and where the last ends: (n + 1,)."""
+    """Row starts of a sparse matrix, given the entries per row: (n,) → (n + 1,)."""
     return F.pad(counts.cumsum(0), (1, 0))

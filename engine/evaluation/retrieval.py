@@ -1,6 +1,6 @@
-"""Image-text retrieval: recall at 1, 5 and 10 each way and their sum (docs/seps.md).
+"""Image-text retrieval: recall at 1, 5 and 10 in both directions and their sum, without sorting (docs/seps.md).
 
-Nothing is sorted: a rank needs the number of candidates that are at least as similar as the best match, not their order.
+The rank of a match is the number of candidates that are at least as similar, which counting gives without their order.
 """
 import torch
 
@@ -8,27 +8,27 @@ from demo_sdtps.config import UserError
 
 RANKS = (1, 5, 10)
 WAYS = ("i2t", "t2i")
-"""A caption found by an image, an image found by a caption."""
+"""Captions retrieved by an image, images retrieved by a caption."""
 BLOCK_ELEMENTS = 1 << 22
-"""Similarities that are compared at a time; counting takes up to 8 bytes for each."""
+"""Similarities that are compared at a time, with up to 8 bytes for each."""
 
 
 @torch.no_grad()
 def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, float]:
-    """Measures of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}.
+    """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}.
 
-    image_of (captions,): the image, by its row, that each caption describes; an image may have any number of captions. It
-    has found one (i2t R@k) where any of its captions is among the k most similar. A match ranks behind others of exactly
-    its similarity, whatever the order. Memory beside the similarities is bounded but for some bytes for each image and caption.
+    image_of (captions,): the row of each caption's image; an image may have any number of captions. i2t R@k counts an image
+    where any of its captions is among the k most similar. A match ranks behind others of exactly its similarity, whatever the
+    order. Memory beside the similarities is bounded but for some bytes per image and caption.
 
-    Raises `ValueError` where the shapes do not fit, an image that a caption names is not there or a similarity is not finite,
-    `UserError` for an image without a caption.
+    Raises `ValueError` where shapes do not fit, `image_of` is out of range or a similarity is not finite, `UserError` for an
+    image without a caption.
     """
     image_of = _checked(similarity, image_of)
     images, captions = similarity.shape
     own = similarity[image_of, torch.arange(captions, device=similarity.device)]
     best = own.new_zeros(images).scatter_reduce(0, image_of, own, "amax", include_self=False)
-    # Of those at least as similar as the match: the match itself and, of an image's captions, its equals. Others are ahead.
+    # Not counted as ahead: the match itself and equally similar captions of the same image.
     ahead_of_captions = -torch.bincount(image_of[own == best[image_of]], minlength=images)
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)
     rows = max(1, BLOCK_ELEMENTS // captions)
@@ -45,10 +45,10 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
 
 
 def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
-    """COCO's 1K protocol: means of `retrieval` in `folds` equal parts of the images, in their order, each with its captions.
+    """COCO's 1K protocol: means of `retrieval` over `folds` consecutive equal parts of the images with their captions.
 
-    similarity (images, captions), image_of (captions,). Raises as `retrieval`, and `UserError` where the images are not
-    divisible by the folds.
+    similarity (images, captions), image_of (captions,). Raises as `retrieval`, and `UserError` where `folds` does not divide
+    the number of images.
     """
     image_of = _checked(similarity, image_of)
     images = len(similarity)
@@ -64,13 +64,13 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
 
 
 def _checked(similarity: torch.Tensor, image_of: torch.Tensor) -> torch.Tensor:
-    """`image_of` (captions,) on the device of the similarities (images, captions), whose shape it fits."""
+    """`image_of` (captions,) as int64 on the device of the similarities (images, captions). Raises as `retrieval`."""
     if similarity.ndim != 2:
         raise ValueError(f"Similarities must be (images, captions), but they are {tuple(similarity.shape)}.")
     images, captions = similarity.shape
     image_of = torch.as_tensor(image_of, device=similarity.device)
     if image_of.shape != (captions,) or image_of.is_floating_point():
-        raise ValueError(f"{captions} captions need as many whole numbers that name their images, but image_of is "
+        raise ValueError(f"{captions} captions need as many integers that index their images, but image_of is "
                          f"{image_of.dtype} {tuple(image_of.shape)}.")
     if captions and not 0 <= int(image_of.min()) <= int(image_of.max()) < images:
         raise ValueError(f"Captions name the images {int(image_of.min())} to {int(image_of.max())}, but there are {images}, "

@@ -1,4 +1,4 @@
-"""A run as its commands begin and end it: in OUTPUT_DIR, with a log and a record, started or continued."""
+"""OUTPUT_DIR during a run."""
 import logging
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.engine.distributed import is_main, wait_for_all
-from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, PREVIOUS, make_output
+from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output
 from demo_sdtps.engine.run.record import track_run
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import Stopped
@@ -21,29 +21,28 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
-    """OUTPUT_DIR while the run inside goes on, with its configuration, log and record; a run that was stopped ends it quietly.
+    """OUTPUT_DIR with configuration, log and record of the run in the context; `Stopped` ends the context without an error.
 
-    The files of an earlier run are replaced, unless it is this one that goes on. Of several processes the main one does all
-    this. Raises `UserError`.
+    Files of an earlier run are replaced, unless it is resumed. Only the main process writes. Raises `UserError`.
     """
-    wait_for_all()  # nothing is replaced that another process still reads
+    wait_for_all()  # another process may still read what is replaced
     if not is_main():
         with suppress(Stopped):
             yield Path(cfg.OUTPUT_DIR)
         return
     output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
     if resumed and resumed.path.name == PREVIOUS and (output / LAST).exists():
-        # Out of the way: the next save would keep it in place of the good one.
+        # The next save would otherwise keep it as the previous checkpoint, in place of the good one.
         os.replace(output / LAST, output / DAMAGED)
     with atomic_write(output / CONFIG) as temporary:
         temporary.write_text(cfg.dump(), encoding="utf-8")
-    with log_to(output):
+    with log_to(output / LOG):
         try:
             with track_run(output, cfg, device, resumed):
                 if resumed:
                     for warning in resumed.warnings:
                         logger.warning("%s", warning)
-                    logger.info("continuing after %s, from %s", resumed.place, resumed.path)
+                    logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
                 yield output
                 logger.info("the run is in %s", output)
         except Stopped:

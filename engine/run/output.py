@@ -1,4 +1,4 @@
-"""The folder of a run: its files' names, and what is done before and while they are written."""
+"""The files of a run: their names, the check before a run, metrics.json and TensorBoard."""
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,16 +7,16 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.run.record import RECORD
 
-METRICS, LAST, PREVIOUS, BEST, CONFIG = "metrics.json", "last.pth", "last.previous.pth", "best.pth", "config.yml"
+METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
+CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
 DAMAGED = "last.damaged.pth"
-"""What was last.pth, where the one before it was gone on from."""
+"""A damaged last.pth, where the run was resumed from the previous checkpoint."""
 RESULTS = (METRICS, LAST, PREVIOUS, BEST)
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Raise `UserError` where the folder holds a run that must not be lost."""
+    """Raise `UserError` where the folder holds a run that `overwrite` does not allow to replace."""
     earlier = [name for name in RESULTS if (output / name).exists()]
     if earlier and not overwrite:
         raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0]}); choose another OUTPUT_DIR, pass --overwrite "
@@ -24,10 +24,10 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def make_output(output: Path) -> Path:
-    """The run's folder, without the files of an earlier run. Raises `UserError` where it cannot be made."""
+    """Make the folder and remove the files of an earlier run in it. Raises `UserError` where it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name in (*RESULTS, DAMAGED, CONFIG, RECORD, "log.txt", "events.out.tfevents.*"):
+        for name in (*RESULTS, DAMAGED, CONFIG, RECORD, LOG, "events.out.tfevents.*"):
             for file in output.glob(name):
                 file.unlink()
     except OSError as error:
@@ -37,30 +37,28 @@ def make_output(output: Path) -> Path:
 
 @contextmanager
 def scalar_board(output: Path, first: int | None = None) -> Iterator[SummaryWriter]:
-    """TensorBoard's file of a run; points from the epoch `first` on that are there already are hidden.
-
-    Raises `UserError` where it cannot be written.
-    """
-    with _told(output):
+    """TensorBoard's writer for a run; earlier points from epoch `first` on are hidden. Raises `UserError` where its file cannot
+    be written."""
+    with _writing(output):
         board = SummaryWriter(output, purge_step=first)
     try:
         yield board
     finally:
-        with _told(output):
+        with _writing(output):
             board.close()
 
 
 def write_records(records: list[dict], output: Path, board: SummaryWriter, scalars: Mapping[str, float]) -> None:
-    """All records to metrics.json (written whole), and numbers of the last one to TensorBoard. Raises `UserError`."""
+    """Write all records to metrics.json, and scalars of the last epoch to TensorBoard. Raises `UserError`."""
     write_json(output / METRICS, records)
-    with _told(output):
+    with _writing(output):
         for name, value in scalars.items():
             board.add_scalar(name, value, records[-1]["epoch"])
         board.flush()  # before a checkpoint counts the epoch as done
 
 
 @contextmanager
-def _told(output: Path) -> Iterator[None]:
+def _writing(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

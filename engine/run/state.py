@@ -3,7 +3,7 @@ import random
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,15 +18,6 @@ STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": flo
 
 Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
 of an epoch follow from the seed (datasets/samplers.py)."""
-
-
-class FileDataset(Protocol):
-    """A training set whose samples are read from files."""
-
-    def __len__(self) -> int: ...
-
-    def files(self, index: int) -> tuple[str, ...]:
-        """The files of a sample."""
 
 
 def random_states() -> dict[str, object]:
@@ -53,17 +44,18 @@ def fingerprint(cfg: CfgNode, loader: DataLoader) -> int:
     """A CRC-32 of the training files' names below DATASETS.ROOT_DIR, in their order."""
     root = str(Path(cfg.DATASETS.ROOT_DIR))
     found = 0
-    for file in files_of(loader, *range(len(cast(FileDataset, loader.dataset)))):
-        found = zlib.crc32(file.removeprefix(root).encode(errors="surrogateescape"), found)
+    dataset = dataset_of(loader)
+    for index in range(len(dataset)):
+        for file in dataset.files(index):
+            found = zlib.crc32(file.removeprefix(root).encode(errors="surrogateescape"), found)
     return found
 
 
-def files_of(loader: DataLoader, *indices: int) -> list[str]:
-    """The files of these samples of a training set."""
-    dataset = cast(FileDataset, loader.dataset)  # DataLoader's type forgets which data set it was given
-    return [file for index in indices for file in dataset.files(index)]
+def dataset_of(loader: DataLoader) -> Any:
+    """The data set of a training loader, which has `len` and the `files` of a sample; DataLoader's type hides both."""
+    return loader.dataset
 
 
 def sampler_of(loader: DataLoader) -> EpochBatchSampler:
-    """The batch sampler of a training loader."""
-    return cast(EpochBatchSampler, loader.batch_sampler)  # DataLoader's type forgets which sampler it was given
+    """The batch sampler of a training loader; DataLoader's type hides its class."""
+    return cast(EpochBatchSampler, loader.batch_sampler)

@@ -1,28 +1,28 @@
-"""SIGTERM, by which a cluster asks a run to end: it finishes its step and saves."""
+"""SIGTERM, by which a cluster asks a run to end: the run finishes its step and saves a checkpoint."""
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Stopped(Exception):  # noqa: N818 (no error: the run has saved where it is, and can be continued)
-    """The run was asked to end and has done so."""
+class Stopped(Exception):  # noqa: N818 (no error: the run is saved and can be resumed)
+    """The run has ended on request."""
 
 
 class StopNow(Exception):  # noqa: N818
-    """Raised in the middle of what need not be finished."""
+    """Raised inside `StopRequest.interrupt_immediately`."""
 
 
 class StopRequest:
-    """Whether SIGTERM has come while `listening`."""
+    """`requested`: whether SIGTERM has arrived inside `listening`."""
 
     def __init__(self):
         self.requested = self.is_urgent = False
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Inside, SIGTERM is a request."""
-        if threading.current_thread() is not threading.main_thread():  # no other thread may handle signals
+        """Inside, SIGTERM sets `requested`."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
             yield self
             return
         before = signal.signal(signal.SIGTERM, self._note)
@@ -33,7 +33,7 @@ class StopRequest:
 
     @contextmanager
     def interrupt_immediately(self) -> Iterator[None]:
-        """Inside, a request raises `StopNow`, one that has been there before too."""
+        """Inside, a request raises `StopNow`; an earlier one does at once."""
         self.is_urgent = True
         try:
             if self.requested:
