@@ -15,11 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps import engine, train_net, train_seps
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 AUTO = ("RESUME", "auto")
 
@@ -179,6 +181,41 @@ def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, 
     more = ("MODEL.SDTPS_GUMBEL_SELECT", "False") if "GUMBEL" in key else ()
     said = fails(words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, key, value, *more))
     assert all(part in said for part in parts) and contents(copied) == before
+
+
+def without_selector(text):
+    """A configuration as it was before that key."""
+    (line,) = re.findall(r"^  SELECTOR: .*\n", text, re.M)
+    return text.replace(line, "")
+
+
+def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference, tiny_root):
+    last = torch.load(copied / "last.pth", weights_only=True)
+    torch.save(last | {"config": without_selector(last["config"])}, copied / "last.pth")
+    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    said = fails([*words, "MODEL.USE_SDTPS", "False", "MODEL.SELECTOR", "sdtps_centred"])
+    assert "MODEL.SELECTOR is 'sdtps_centred'" in said and "begun with ''" in said
+    assert call(words) == 0
+    assert_same(reference, copied)
+
+
+@pytest.mark.parametrize(("words", "schema", "key", "other"), [
+    (words_for, DEMO_SCHEMA, "MODEL.SELECTOR", ("sdtps", "MODEL.USE_SDTPS", "False")),
+    (seps_words_for, SEPS_SCHEMA, "SOLVER.GRAD_CLIP", ("4.0",))])
+def test_likewise_for_a_run_without_a_checkpoint(tmp_path, words, schema, key, other):
+    """It starts again; with another value of that key it is another run."""
+    def configuration(*more):
+        _, file, *opts = words(tmp_path, "OUTPUT_DIR", tmp_path, *AUTO, *more)
+        return load_cfg(file, list(map(str, opts)), schema)
+
+    lines = configuration().dump().splitlines()
+    left = [line for line in lines if not line.startswith(f"  {key.partition('.')[2]}: ")]
+    assert len(left) == len(lines) - 1
+    (tmp_path / "config.yml").write_text("\n".join(left))
+    (tmp_path / "metrics.json").write_text("[]")
+    assert find_run(configuration(), False, schema) is None
+    with pytest.raises(UserError, match="already holds a run"):
+        find_run(configuration(key, *other), False, schema)
 
 
 def test_harmless_keys_exist():

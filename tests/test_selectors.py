@@ -1,12 +1,14 @@
 """A token selector is one file and one line: every command serves it, and SDTPS and its variants are such selectors."""
+import ast
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from commands import BASELINE, ONE_LINE, words_for
+from commands import BASELINE, ONE_LINE, ROOT, words_for
 from interrupted import call
 from PIL import Image
 from timm.layers import QuickGELU
@@ -25,45 +27,26 @@ from demo_sdtps.tools.study_file import make_variants, read_study
 from demo_sdtps.tools.study_runs import steps
 from demo_sdtps.tools.study_tables import as_markdown
 
-GATED = '''
-"""Keeps the patches that a learned gate opens for."""
-from dataclasses import replace
-
-from torch import nn
-
-from demo_sdtps.modeling.selectors.base import Selector
-
-
-class Gated(Selector):
-    def __init__(self, cfg, width, grid):
-        super().__init__(cfg, width, grid)
-        self.gate = nn.Linear(width, 1)
-
-    def score(self, tokens, context):
-        return self.gate(tokens).squeeze(-1).sigmoid()
-
-    def select(self, tokens, score, context):
-        selection = super().select(tokens, score, context)
-        gates = score.gather(1, selection.index).unsqueeze(-1)
-        return replace(selection, tokens=selection.tokens * gates)
-'''
+PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
 ON = ("MODEL.USE_SDTPS", "False", "MODEL.SELECTOR")
 KEPT = PATCHES // 2
 
 
 @contextmanager
 def registered(folder):
-    """Inside, `GATED` is a file of `folder` and a line of the registry."""
-    (folder / "gated_selector.py").write_text(GATED)
+    """Inside, the example of docs/method.md is a file of `folder` and a line of the registry."""
+    file, line = re.findall(r"```python\n(.*?)```", PAGE.partition("## Adding a token selector")[2], re.S)
+    (folder / "gated_selector.py").write_text(file, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setitem(SELECTORS, "gated", "gated_selector:Gated")
+        for name, place in ast.literal_eval(f"{{{line}}}").items():
+            patch.setitem(SELECTORS, name, place.replace("demo_sdtps.modeling.selectors.gated", "gated_selector"))
         yield
 
 
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
-    """A training with the selector of that file, and HDM → (the words of its configuration, its folder)."""
+    """A training with that selector and HDM → (the words of its configuration, its folder)."""
     folder = tmp_path_factory.mktemp("selector")
     with registered(folder):
         words = words_for(tiny_root, *ON, "gated", "MODEL.HDM", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0",

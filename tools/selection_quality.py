@@ -88,7 +88,8 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
         raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write the data anew "
                         "with tools/make_synthetic.py, or remove the triplet.")
     embed = backbone.vit.patch_embed
-    patches = partial(patches_on_person, size=list(cfg.INPUT.SIZE_TEST), patch=embed.patch_size, stride=embed.proj.stride)
+    patches = partial(patches_on_person, size=list(cfg.INPUT.SIZE_TEST), patch=embed.patch_size,
+                      stride=cfg.MODEL.STRIDE_SIZE)
     with ThreadPoolExecutor() as pool:
         masks = pool.map(lambda path: patches(decode(str(path))[0] > 127), paths)  # black and white: 0 and 255
         found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))

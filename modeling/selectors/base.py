@@ -88,7 +88,7 @@ class Selector(nn.Module):
         raise NotImplementedError
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """What the score is made of, (B, N) by name, to be measured as detectors of their own (engine/selection.py)."""
+        """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""
         return {}
 
     def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
