@@ -1,13 +1,6 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
-    import sys
-    from pathlib import Path
-
-    ROOT = Path(__file__).resolve().parent
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+if not __package__:  # run as a script
+    import demo_sdtps.script  # noqa: F401
 
 from pathlib import Path
 

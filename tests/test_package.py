@@ -144,5 +144,8 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     assert done.returncode == 0, done.stderr
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
     assert content["epoch"] == 1
+    script = python(tmp_path / "site" / "demo_sdtps" / "tools" / "report.py", "--help", cwd=tmp_path,
+                    PYTHONPATH=str(tmp_path / "site"))
+    assert "usage:" in script.stdout, script.stderr
     where = python("-c", "import demo_sdtps; print(demo_sdtps.__file__)", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert Path(where.stdout.strip()) == tmp_path / "site" / "demo_sdtps" / "__init__.py"

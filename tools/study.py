@@ -18,15 +18,12 @@ and `evaluate: {KEY: VALUE}` (applies to these two evaluations only).
 A study can be stopped and started again; finished runs are not repeated. A run is identified by its configuration, seed and
 script: after a change of the code or the data give another --runs.
 """
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+if not __package__:  # run as a script
     import sys
     from pathlib import Path
 
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [folder for folder in sys.path if folder not in (str(ROOT), str(Path(__file__).resolve().parent))]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script  # noqa: F401
 
 import argparse
 import logging

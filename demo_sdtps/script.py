@@ -1,0 +1,13 @@
+"""Imported first by a file that is run as a script: of the project, only demo_sdtps can be imported afterwards.
+
+Python puts the folder of a script on the path, where the project's folders would hide other packages of their names, such as
+Hugging Face's `datasets`.
+"""
+import sys
+from pathlib import Path
+
+import demo_sdtps.modeling
+
+ROOT = Path(demo_sdtps.modeling.__file__).resolve().parents[1]
+
+sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() not in (ROOT, Path(sys.argv[0]).resolve().parent)]
