@@ -1,4 +1,4 @@
-"""What is computed: the backbone, PIFE, SDTPS, the heads, the losses, and weights in and out."""
+"""The model: backbone, PIFE, token selectors, HDM and ATMoE, heads; its losses and the names of its weights."""
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names
