@@ -1,4 +1,4 @@
-"""The model: backbones, PIFE, SDTPS, HDM and ATMoE, heads, losses, and conversion of weights."""
+"""The model: backbone, PIFE, token selectors, HDM and ATMoE, heads; its losses and the names of its weights."""
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names

@@ -139,6 +139,21 @@ class Shared(Longest):
         return dict.fromkeys(context.tokens, total)
 
 
+class Strange(Selector):
+    """With an operator that the profile has no rule for."""
+
+    def score(self, tokens, context):
+        return tokens.cumprod(dim=-1)[..., -1]
+
+
+def test_an_operator_without_a_rule_is_reported_and_not_counted(command, monkeypatch, caplog):
+    monkeypatch.setitem(SELECTORS, "strange", f"{__name__}:Strange")
+    code, stdout, _ = command(profile_flops.main, *words_for("nowhere", *ON, "strange"))
+    assert code == 0 and "Not counted" in caplog.text and "aten::cumprod" in caplog.text
+    (row,) = (line for line in stdout.splitlines() if line.startswith("Strange"))
+    assert row.split()[1] == "0"
+
+
 def context_of(seed, batch=3, width=24, grid=(4, 2), **more):
     generator = torch.Generator().manual_seed(seed)
     tokens, class_tokens = ({modality: torch.randn(batch, *shape, generator=generator) for modality in MODALITIES}

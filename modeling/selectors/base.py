@@ -73,10 +73,12 @@ class Selector(nn.Module):
 
     def forward(self, context: Context) -> dict[str, Selection]:
         """The selection of every modality."""
-        scores = self.scores(context)
-        scores |= {modality: scores[modality].masked_fill(~mask, -torch.inf) for modality, mask in context.mask.items()}
-        return {modality: self.select(context.tokens[modality], score, context.of(modality))
-                for modality, score in scores.items()}
+        found = {}
+        for modality, score in self.scores(context).items():
+            if modality in context.mask:
+                score = score.masked_fill(~context.mask[modality], -torch.inf)
+            found[modality] = self.select(context.tokens[modality], score, context.of(modality))
+        return found
 
     def scores(self, context: Context) -> ByModality:
         """`score` of every modality. A selector that scores all together overrides this one; equal scores for all modalities
