@@ -56,7 +56,7 @@ def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> n
 
 
 class HeadOutput(NamedTuple):
-    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss where there is one."""
+    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss if there is one."""
 
     logits: torch.Tensor
     features: torch.Tensor

@@ -73,7 +73,7 @@ def create(name: str, **kwargs) -> Transformer:
         vit = timm.create_model(name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs)
     except (AssertionError, TypeError) as error:  # a variant that takes other arguments
         raise _unfit(name) from error
-    has_positions = vit.pos_embed is not None or getattr(vit, "rope", None) is not None
+    has_positions = any(getattr(vit, name, None) is not None for name in ("pos_embed", "rope"))
     if not isinstance(vit, Transformer) or vit.cls_token is None or not has_positions \
             or vit.num_prefix_tokens != sum(token.shape[1] for token in prefix_tokens(vit)):
         raise _unfit(name)
