@@ -56,14 +56,11 @@ def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> n
 
 
 class HeadOutput(NamedTuple):
-    """A head's training output, with what its losses compare it with."""
+    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss if there is one."""
 
     logits: torch.Tensor
-    """(B, K)"""
     features: torch.Tensor
-    """(B, D)"""
     labels: torch.Tensor
-    """(B,)"""
     center_loss: nn.Module | None
 
 

@@ -13,7 +13,7 @@ from demo_sdtps.modeling.losses import make_center_losses, total_loss
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
 SOLVER = ["SOLVER.BASE_LR", str(BASE_LR), "SOLVER.BIAS_LR_FACTOR", str(BIAS_FACTOR), "SOLVER.WEIGHT_DECAY", str(DECAY),
           "SOLVER.WEIGHT_DECAY_BIAS", str(BIAS_DECAY)]
-OF_THE_TRUNK = 0.8 * BASE_LR
+OF_THE_BACKBONE = 0.8 * BASE_LR
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
@@ -57,10 +57,10 @@ def test_every_trainable_parameter_once():
 def test_groups_of_an_imagenet_kind_of_backbone():
     found = by_name(*imagenet_kind())
     weight, bias = (BASE_LR, DECAY), (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
-    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (OF_THE_TRUNK, DECAY)
-    assert found["backbone.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_TRUNK, BIAS_DECAY)
-    assert found["backbone.vit.pos_embed"] == (OF_THE_TRUNK, DECAY)
-    assert found["backbone.camera_embedding"] == (OF_THE_TRUNK, DECAY)
+    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (OF_THE_BACKBONE, DECAY)
+    assert found["backbone.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_BACKBONE, BIAS_DECAY)
+    assert found["backbone.vit.pos_embed"] == (OF_THE_BACKBONE, DECAY)
+    assert found["backbone.camera_embedding"] == (OF_THE_BACKBONE, DECAY)
     assert found["pife.reduce.NI.1.weight"] == weight
     assert found["pife.reduce.NI.1.bias"] == bias
     assert found["sdtps.tir_sparse.score_predictor.0.weight"] == weight

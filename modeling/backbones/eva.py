@@ -26,18 +26,14 @@ class EvaViT(ViT):
             length = vit.pos_embed.shape[1] - patches + embed.num_patches
             vit.pos_embed = nn.Parameter(torch.empty(1, length, vit.embed_dim))
             nn.init.trunc_normal_(vit.pos_embed, std=0.02)
-        if (rope := _rope(vit)) is not None:
+        rope: Any = vit.rope  # timm's rotary embeddings have no common class
+        if rope is not None:
             rope.update_feat_shape(list(embed.grid_size))
         return vit
 
     def _run_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        rope = _rope(self.vit)
+        rope: Any = self.vit.rope
         embedding: Any = None if rope is None else rope.get_embed()
         for index, block in enumerate(self.vit.blocks):
             tokens = block(tokens, rope=embedding[index] if self.vit.rope_mixed else embedding)
         return tokens
-
-
-def _rope(vit: Eva) -> Any:
-    """timm's rotary embeddings have methods in common, but no class; None without one."""
-    return vit.rope

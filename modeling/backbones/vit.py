@@ -73,7 +73,8 @@ def create(name: str, **kwargs) -> Transformer:
         vit = timm.create_model(name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs)
     except (AssertionError, TypeError) as error:  # a variant that takes other arguments
         raise _unfit(name) from error
-    if not isinstance(vit, Transformer) or vit.cls_token is None or not _has_positions(vit) \
+    has_positions = any(getattr(vit, name, None) is not None for name in ("pos_embed", "rope"))
+    if not isinstance(vit, Transformer) or vit.cls_token is None or not has_positions \
             or vit.num_prefix_tokens != sum(token.shape[1] for token in prefix_tokens(vit)):
         raise _unfit(name)
     return vit
@@ -93,10 +94,6 @@ def check_grid(cfg: CfgNode, vit: Transformer) -> None:
 def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
     """Class token (1, 1, C) and, where there are any, registers (1, R, C)."""
     return [token for token in (vit.cls_token, vit.reg_token) if token is not None]
-
-
-def _has_positions(vit: Transformer) -> bool:
-    return vit.pos_embed is not None or getattr(vit, "rope", None) is not None
 
 
 def _unfit(name: str) -> UserError:
