@@ -125,7 +125,7 @@ def _selection_table(result: dict[str, Any]) -> str:
                 cases = [[case[modality] for case in found["cases"].values()
                           if modality in case and len(case) == len(MODALITIES) - missing] for found in measured]
                 row.append(_spread(100 * float(np.mean([case[name] for case in values]))
-                                   for values in cases if name in values[0]))
+                                   for values in cases if values and name in values[0]))
             rows.append([*row, _spread((found["mean_global_cosine"][modality] for found in measured), 3)])
     return _table(["variant", "modality", "kept", "kept, one other missing", "kept, both others missing", "AP score", "AP MLP",
                    *(f"AP guide {modality}" for modality in MODALITIES), "cosine of two global features"], rows)
