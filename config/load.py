@@ -146,7 +146,7 @@ def _set(cfg: CfgNode, schema: Schema, name: str, value: object, source: str) ->
     key = keys[name]
     value = _coerce(key, value, source)
     if isinstance(key.allowed, tuple) and value not in key.allowed:
-        why = f" ({key.allowed_text})" if key.allowed_text else _nearest(value, key.allowed)
+        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
         raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {' or '.join(map(repr, key.allowed))}{why}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {key.allowed_text}.")
@@ -218,6 +218,7 @@ def _literal(text: str, keep_text: bool) -> object:
     return value if not keep_text or isinstance(value, str) else text
 
 
-def _nearest(value: object, allowed: tuple) -> str:
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in allowed], n=1)
+def nearest(value: object, allowed: Iterable) -> str:
+    """Part of a message: the allowed value with the most similar spelling; "" for none."""
+    near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
     return f"; the nearest is {near[0]!r}" if near else ""
