@@ -43,9 +43,9 @@ def _check_batch(cfg: CfgNode) -> None:
     if instances == 1 and "triplet" in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError("DATALOADER.NUM_INSTANCE is 1, so the triplet loss finds no positive in a batch; set it to 2 or more.")
     if batch % instances:
-        nearest = max(2, round(batch / instances)) * instances
+        multiple = max(2, round(batch / instances)) * instances
         raise UserError(f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "
-                        f"set it to a multiple such as {nearest}.")
+                        f"set it to a multiple such as {multiple}.")
     if batch == instances:
         raise UserError(f"SOLVER.IMS_PER_BATCH and DATALOADER.NUM_INSTANCE are both {batch}, so a batch holds a single "
                         "identity and the triplet loss no negative; set IMS_PER_BATCH to a larger multiple.")

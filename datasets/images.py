@@ -3,6 +3,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from demo_sdtps.datasets.base import Sample
 
 Paths = tuple[str, ...]
 Images = tuple[torch.Tensor, ...]
+S = TypeVar("S")
+T = TypeVar("T")
 
 # A file of a few kilobytes can decode to pixels that fill the memory. Images of more than MAX_PIXELS are refused; Pillow warns
 # only, and decodes up to twice as many.
@@ -54,15 +57,13 @@ def decode_triplet(paths: Paths) -> Images:
 
 def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> list[Images]:
     """Decoded images of all samples, for the cache. Raises `UserError`."""
-    with ThreadPoolExecutor() as pool:
-        return list(progress(pool.map(decode, paths), "reading images", len(paths), unit="sample"))
+    return list(_parallel(decode, paths, "reading images", "sample"))
 
 
 def verify(samples: Iterable[Sample]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     paths = sorted({path for sample in samples for path in sample.paths})
-    with ThreadPoolExecutor() as pool:
-        errors = list(filter(None, progress(pool.map(_error_of, paths), "verifying images", len(paths), unit="image")))
+    errors = [error for error in _parallel(_error_of, paths, "verifying images") if error]
     if errors:
         raise UserError(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:"
                         + "".join(f"\n  {error}" for error in errors))
@@ -70,12 +71,16 @@ def verify(samples: Iterable[Sample]) -> None:
 
 def check_widths(paths: Sequence[str], width: int) -> None:
     """Raise `UserError` for the first image that is not `width` pixels wide or cannot be read; reads only the headers."""
+    for path, found in zip(paths, _parallel(_width_of, paths, "checking images"), strict=True):
+        if found != width:
+            raise UserError(f"The image {path} is {found} pixels wide, but it must be {width}: {', '.join(MODALITIES)} "
+                            f"side by side, {width // len(MODALITIES)} each{ADVICE}")
+
+
+def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:
+    """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
-        widths = progress(pool.map(_width_of, paths), "checking images", len(paths), unit="image")
-        for path, found in zip(paths, widths, strict=True):
-            if found != width:
-                raise UserError(f"The image {path} is {found} pixels wide, but it must be {width}: {', '.join(MODALITIES)} "
-                                f"side by side, {width // len(MODALITIES)} each{ADVICE}")
+        yield from progress(pool.map(function, items), title, len(items), unit=unit)
 
 
 def _plain_jpeg(path: str) -> np.ndarray | None:

@@ -15,8 +15,6 @@ Generator = random.Random | ModuleType
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
 2020)."""
-CROP_ASPECT = (3 / 4, 4 / 3)
-"""Range of width over height of a random crop."""
 
 
 class TrainTransform:
@@ -80,49 +78,10 @@ def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
 
 def test_transform(cfg: CfgNode) -> Transform:
     """uint8 (3, h, w) → float32 (3, H, W): resize and normalise."""
-    return _resized(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
+    return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
 
 
-def _resized(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:
+def resize_and_normalise(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:
+    """uint8 (3, h, w) → float32 (3, *size)."""
     return v2.Compose([v2.Resize(list(size), interpolation=interpolation), v2.ToDtype(torch.float32, scale=True),
                        v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
-
-
-class CropTransform:
-    """uint8 (3, h, w) → float32 (3, H, W) for image-text matching: random resized crop (Inception), flip, normalise.
-
-    Randomness as in `TrainTransform`.
-    """
-
-    def __init__(self, cfg: CfgNode):
-        self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
-        self.size = list(cfg.INPUT.SIZE)
-        self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True),
-                                     v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
-
-    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
-        _, height, width = image.shape
-        box = crop_box(height, width, self.least, draw)
-        image = v2.functional.resized_crop(image, *box, self.size, v2.InterpolationMode.BICUBIC)
-        return self.normalise(image.flip(2) if draw.random() < self.flip else image)
-
-
-def crop_box(height: int, width: int, least: float, draw: Generator) -> tuple[int, int, int, int]:
-    """Top, left, rows and columns of a random crop with at least the share `least` of the area.
-
-    Where no attempt fits, as in very elongated images, the centre.
-    """
-    for _ in range(ATTEMPTS):
-        area = draw.uniform(least, 1) * height * width
-        aspect = math.exp(draw.uniform(*map(math.log, CROP_ASPECT)))
-        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
-        if 0 < rows <= height and 0 < columns <= width:
-            return draw.randint(0, height - rows), draw.randint(0, width - columns), rows, columns
-    narrowest, widest = CROP_ASPECT
-    rows, columns = min(height, round(width / narrowest)), min(width, round(height * widest))
-    return (height - rows) // 2, (width - columns) // 2, rows, columns
-
-
-def resize_transform(cfg: CfgNode) -> Transform:
-    """uint8 (3, h, w) → float32 (3, H, W) for evaluation of image-text matching: resize as in training, normalise."""
-    return _resized(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)

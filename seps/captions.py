@@ -15,8 +15,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
-from demo_sdtps.datasets.transforms import CropTransform, Transform, resize_transform
+from demo_sdtps.datasets.transforms import Transform
 from demo_sdtps.seps.image_text import ImageTexts
+from demo_sdtps.seps.transforms import CropTransform, resize_transform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

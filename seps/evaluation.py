@@ -12,7 +12,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.runtime import evaluating
-from demo_sdtps.seps.captions import encode_texts, image_batches, image_loader, padded
+from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS
 
@@ -55,9 +55,8 @@ def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int =
     if len(split.paths) % folds:
         raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
                         "choose a number that divides them.")
-    long = None if split.long_captions is None else encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
-    return RetrievalData(image_loader(cfg, split), encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long,
-                         torch.tensor(split.image_of), folds, cfg.TEST.IMS_PER_BATCH)
+    return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
+                         cfg.TEST.IMS_PER_BATCH)
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 A key that re-identification has too keeps its name, and its row where the meaning is the same.
 """
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_device
 from demo_sdtps.config.common import UserError
-from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.load import DEMO_SCHEMA, nearest
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, Key, Schema
 
 
@@ -26,11 +25,9 @@ def _shared(name: str, **changed: Any) -> Key:
 WORDS = (lambda value: value >= 3, "3 or greater, since a caption begins and ends with a special token")
 
 KEYS = (
-    _shared("OUTPUT_DIR"),
-    _shared("RESUME"),
+    *map(_shared, ("OUTPUT_DIR", "RESUME")),
 
-    _shared("MODEL.DEVICE"),
-    _shared("MODEL.DEVICE_ID"),
+    *map(_shared, ("MODEL.DEVICE", "MODEL.DEVICE_ID")),
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224"),
@@ -48,15 +45,12 @@ KEYS = (
     Key("MODEL.TOP_K", 5, "number of largest maxima of words and of tokens in the MLP of the paper version", *POSITIVE),
     _shared("MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"),
     _shared("MODEL.SDTPS_AGGR_RATIO", description="share of the kept patches that remains after aggregation"),
-    _shared("MODEL.SDTPS_BETA"),
-    _shared("MODEL.SDTPS_USE_GUMBEL"),
-    _shared("MODEL.SDTPS_GUMBEL_TAU"),
+    *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
 
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
     _shared("INPUT.PROB"),
     Key("INPUT.MIN_CROP", 0.6, "least share of the area of a random crop in training; 1: the whole image", *RATIO),
-    _shared("INPUT.PIXEL_MEAN"),
-    _shared("INPUT.PIXEL_STD"),
+    *map(_shared, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
     Key("INPUT.MAX_WORDS", 64, "most tokens of a caption, with the special tokens; longer ones are truncated", *WORDS),
     Key("INPUT.MAX_LONG_WORDS", 256, "most tokens of a long caption, likewise", *WORDS),
 
@@ -64,8 +58,7 @@ KEYS = (
     _shared("DATASETS.ROOT_DIR"),
     Key("DATASETS.LONG_CAPTIONS", "auto", "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no")),
-    _shared("DATASETS.CACHE"),
-    _shared("DATALOADER.NUM_WORKERS"),
+    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS")),
 
     _shared("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
@@ -88,9 +81,7 @@ KEYS = (
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
     _shared("SOLVER.AMP"),
     _shared("SOLVER.EVAL_PERIOD", description="epochs between evaluations on the dev split; the last is always evaluated"),
-    _shared("SOLVER.LOG_PERIOD"),
-    _shared("SOLVER.CHECKPOINT_PERIOD"),
-    _shared("SOLVER.CHECKPOINT_MINUTES"),
+    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
 
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
     _shared("TEST.WEIGHT"),
@@ -116,10 +107,8 @@ def check_seps_cfg(cfg: CfgNode) -> None:
 
     name = cfg.MODEL.TRANSFORMER_TYPE
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1)
-        hint = f"; the nearest known is {near[0]!r}" if near else ""
         raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be a model of timm such as 'vit_base_patch16_224' "
-                        f"or 'swin_base_patch4_window7_224'{hint}.")
+                        f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}.")
 
 
 SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "seps/schema.py", "configs/SEPS/flickr30k.yml", "train_seps.py",

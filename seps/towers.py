@@ -3,7 +3,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
@@ -106,10 +106,7 @@ def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
     name = cfg.MODEL.TEXT_TOWER
     _check_folder(name, VOCABULARY, "no tokenizer")
     config = _bert_config(cfg)
-    try:
-        tokenizer = _transformers().AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types of errors
-        raise _unreadable(name, error) from None
+    tokenizer = _read("AutoTokenizer", name, trust_remote_code=False)
     if len(tokenizer) > config.vocab_size:
         raise UserError(f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has "
                         f"{config.vocab_size}; give a folder in which they match.")
@@ -149,13 +146,9 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
         if cfg.INPUT[key] > config.max_position_embeddings:
             raise UserError(f"INPUT.{key} is {cfg.INPUT[key]}, but MODEL.TEXT_TOWER {name} takes at most "
                             f"{config.max_position_embeddings} words; lower it.")
-    model_class = _transformers().BertModel
     if not pretrained:
-        return model_class(config, add_pooling_layer=False), ""
-    try:
-        bert, loading = model_class.from_pretrained(name, config=config, add_pooling_layer=False, output_loading_info=True)
-    except Exception as error:
-        raise _unreadable(name, error) from None
+        return _transformers().BertModel(config, add_pooling_layer=False), ""
+    bert, loading = _read("BertModel", name, config=config, add_pooling_layer=False, output_loading_info=True)
     if missing := sorted(loading["missing_keys"]):
         raise UserError(f"MODEL.TEXT_TOWER {name} is incomplete: {len(missing)} tensors are missing, the first "
                         f"{missing[0]}; give another folder or name.")
@@ -164,13 +157,9 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
 
 def _bert_config(cfg: CfgNode) -> "BertConfig":
     name = cfg.MODEL.TEXT_TOWER
-    transformers = _transformers()
     _check_folder(name, ("config.json",), "no config.json")
-    try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        raise _unreadable(name, error) from None
-    if not isinstance(config, transformers.BertConfig):
+    config = _read("AutoConfig", name, trust_remote_code=False)
+    if not isinstance(config, _transformers().BertConfig):
         raise UserError(f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
                         "as 'bert-base-uncased'.")
     return config
@@ -188,11 +177,16 @@ def _check_folder(name: str, files: tuple[str, ...], lacking: str) -> None:
                         "the Hugging Face hub knows such as 'bert-base-uncased'.")
 
 
-def _unreadable(name: str, error: Exception) -> UserError:
-    failure = "cannot be read" if Path(name).is_dir() else "is no folder here, and the Hugging Face hub did not give it"
-    reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
-    return UserError(f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
-                     "that the hub knows, with the network there.")
+def _read(kind: str, name: str, **options: Any) -> Any:
+    """`from_pretrained` of a class of transformers. Raises `UserError`."""
+    transformers = _transformers()
+    try:
+        return getattr(transformers, kind).from_pretrained(name, **options)
+    except Exception as error:  # transformers raises many types of errors
+        failure = "cannot be read" if Path(name).is_dir() else "is no folder here, and the Hugging Face hub did not give it"
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise UserError(f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
+                        "that the hub knows, with network access.") from None
 
 
 def _transformers() -> ModuleType:

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from triplets import random_image
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
+from demo_sdtps.seps.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
 
 PLAIN = ["INPUT.PROB", 0.0, "INPUT.MIN_CROP", 1.0]
 

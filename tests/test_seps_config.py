@@ -58,7 +58,7 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
     (["TEST.SPLIT", "tset"], ["TEST.SPLIT", "'test'"]),
     (["MODEL.DUAL_AGGR", "False", "MODEL.PAPER_VERSION", "False"], ["MODEL.DUAL_AGGR", "paper version"]),
     (["MODEL.PATCH_SIZE", "8", "MODEL.PRETRAIN_PATH_T", "hub"], ["MODEL.PATCH_SIZE", "set it to 0"]),
-    (["MODEL.TRANSFORMER_TYPE", "swin_base_patch4_windw7_224"], ["the nearest known is 'swin_base_patch4_window7_224'"]),
+    (["MODEL.TRANSFORMER_TYPE", "swin_base_patch4_windw7_224"], ["the nearest is 'swin_base_patch4_window7_224'"]),
     (["MODEL.TEXT_TOWER", ""], ["MODEL.TEXT_TOWER is empty"]),
     (["MODEL.DEVICE", "gpu"], ["MODEL.DEVICE"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)

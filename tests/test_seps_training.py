@@ -205,7 +205,7 @@ def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
     """Each image with each caption alone, without blocks and padding of others."""
     model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
     found = similarities(model, data)
-    images = [image for images in data.loader for image in images[1]]
+    images = [image for (images,), _ in data.loader for image in images]
     assert not model.training
     with torch.no_grad():
         for image, caption in ((0, 0), (3, 11), (7, 2)):

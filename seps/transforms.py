@@ -1,0 +1,52 @@
+"""Transforms of image-text matching, from a decoded image to the input of the image tower (docs/seps.md)."""
+import math
+import random
+
+import torch
+from torchvision.transforms import v2
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets.transforms import ATTEMPTS, Generator, Transform, resize_and_normalise
+
+CROP_ASPECT = (3 / 4, 4 / 3)
+"""Range of width over height of a random crop."""
+
+
+class CropTransform:
+    """uint8 (3, h, w) → float32 (3, H, W): random resized crop (Inception), flip, normalise.
+
+    Randomness as in `datasets.transforms.TrainTransform`.
+    """
+
+    def __init__(self, cfg: CfgNode):
+        self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
+        self.size = list(cfg.INPUT.SIZE)
+        self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True),
+                                     v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+
+    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
+        _, height, width = image.shape
+        box = crop_box(height, width, self.least, draw)
+        image = v2.functional.resized_crop(image, *box, self.size, v2.InterpolationMode.BICUBIC)
+        return self.normalise(image.flip(2) if draw.random() < self.flip else image)
+
+
+def crop_box(height: int, width: int, least: float, draw: Generator) -> tuple[int, int, int, int]:
+    """Top, left, rows and columns of a random crop with at least the share `least` of the area.
+
+    Where no attempt fits, as in very elongated images, the centre.
+    """
+    for _ in range(ATTEMPTS):
+        area = draw.uniform(least, 1) * height * width
+        aspect = math.exp(draw.uniform(*map(math.log, CROP_ASPECT)))
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return draw.randint(0, height - rows), draw.randint(0, width - columns), rows, columns
+    narrowest, widest = CROP_ASPECT
+    rows, columns = min(height, round(width / narrowest)), min(width, round(height * widest))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def resize_transform(cfg: CfgNode) -> Transform:
+    """uint8 (3, h, w) → float32 (3, H, W) for evaluation: resize as in training, normalise."""
+    return resize_and_normalise(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
