@@ -247,7 +247,7 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
 
 
 def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
-    """Where configurations are the same; another seed, value, script or data set is another run."""
+    """Where configurations are the same; another seed, value or data set is another run."""
     monkeypatch.chdir(ROOT)
 
     def folder(variant, *opts, **more):
@@ -256,9 +256,9 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
     assert folder({"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}).folder == plain.folder
-    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({"script": "tools/study.py"}),
-              folder({}, "DATASETS.ROOT_DIR", "/elsewhere"), folder({"config": str(BASELINE)})]
-    assert len({plain.folder, *(other.folder for other in others)}) == 5
+    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
+              folder({"config": str(BASELINE)})]
+    assert len({plain.folder, *(other.folder for other in others)}) == 4
     assert plain.run_folder(1) != plain.run_folder(2)
 
 
@@ -271,10 +271,9 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     ({"variants": {"a": {}}, "patterns": [4]}, "patterns"), ({"variants": {"a": {}}, "patterns": [[1]]}, "patterns"),
     ({"variants": {"a": {}}, "patterns": [3, 3]}, "patterns"), ({"variants": {"a": {}}, "seeds": True}, "seeds"),
     ({"variants": {"a": {}}, "seeds": [2**32]}, "seeds"), ({"variants": {"a": {}}, "missing": "no"}, "missing"),
-    ({"variants": {"a": {"script": 3}}}, "script"), ({"variants": {"a": {"config": ["a.yml"]}}}, "config"),
+    ({"variants": {"a": {"script": "x.py"}}}, "'script'"), ({"variants": {"a": {"config": ["a.yml"]}}}, "config"),
     ({"variants": {"a": {}}, "config": 3}, "config"), ({"variants": {"a": {}}}, "no configuration"),
     ({"variants": {"a": {"config": "none.yml"}}}, "none.yml"),
-    ({"variants": {"a": {"config": str(CONFIG), "script": "none.py"}}}, "none.py"),
     ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.NOTHING": 1}}}}, "MODEL.NOTHING"),
     ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
     ({"variants": {"a": {"config": str(CONFIG), "set": {"DATASETS.ROOT_DIR": "nowhere"}}}}, "nowhere")])

@@ -12,11 +12,11 @@ A study is a YAML file (see studies/):
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
-missing modalities), `selection: True` (run tools/selection_quality.py); of a variant: `script: FILE` (replaces train_net.py)
-and `evaluate: {KEY: VALUE}` (applies to these two evaluations only).
+missing modalities), `selection: True` (run tools/selection_quality.py); of a variant: `evaluate: {KEY: VALUE}` (applies to
+these two evaluations only).
 
-A study can be stopped and started again; finished runs are not repeated. A run is identified by its configuration, seed and
-script: after a change of the code or the data give another --runs.
+A study can be stopped and started again; finished runs are not repeated. A run is identified by its configuration and seed:
+after a change of the code or the data give another --runs.
 """
 if not __package__:  # run as a script
     import sys
@@ -41,7 +41,7 @@ from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools.profile_flops import count_macs, count_parameters
-from demo_sdtps.tools.study_file import TRAINING, cli_args, make_variants, read_study
+from demo_sdtps.tools.study_file import cli_args, make_variants, read_study
 from demo_sdtps.tools.study_plots import draw_losses, draw_missing, draw_results
 from demo_sdtps.tools.study_runs import gather, run_all
 from demo_sdtps.tools.study_tables import as_markdown, commits_of
@@ -79,11 +79,11 @@ def main() -> None:
     output = arguments.output or Path("runs/studies") / name
     for path in (output / "study.json", arguments.runs / "study.json"):
         check_output_file(path, ".json")
-    costs = {variant.name: cost(variant.cfg) for variant in variants if variant.script == TRAINING}
+    costs = {variant.name: cost(variant.cfg) for variant in variants}
 
     failures = run_all(variants, seeds, arguments.jobs, study)
     result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
-              "variants": [{"name": v.name} | costs.get(v.name, {}) | gather(v, seeds, failures, study) for v in variants]}
+              "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
     table = as_markdown(result)
     write_json(output / "study.json", result)
     with atomic_write(output / "study.md") as temporary:

@@ -9,11 +9,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.yaml_file import read_yaml
 
-ROOT = Path(__file__).resolve().parent.parent
-TRAINING = ROOT / "train_net.py"
 DEFAULTS = {"title": "", "config": "", "seeds": [1, 2, 3], "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "variants": {}}
-VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}, "script": ""}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}}
 TYPES = {str: "a text", list: "a list", bool: "True or False", dict: "{KEY: VALUE}"}
 
 
@@ -24,7 +22,6 @@ class Variant:
     name: str
     cfg: CfgNode
     arguments: tuple[str, ...]
-    script: Path
     evaluate: tuple[str, ...]
     folder: Path
 
@@ -72,17 +69,13 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
         config = variant["config"] or study["config"]
         if not config:
             raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
-        script = ROOT / variant["script"] if variant["script"] else TRAINING
-        if not script.is_file():
-            raise UserError(f"The script of the variant {name!r}, {script}, does not exist; correct `script` there.")
         pairs, evaluate = [*cli_args(study["set"] | variant["set"]), *opts], cli_args(variant["evaluate"])
         cfg = load_cfg(config, pairs)
         load_cfg(config, [*pairs, *evaluate])
         # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
-        key = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()
-        key += b"" if script == TRAINING else script.read_bytes()
-        folder = runs / f"{Path(config).stem}-{hashlib.sha256(key).hexdigest()[:10]}"
-        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), script, tuple(evaluate), folder))
+        key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
+        folder = runs / f"{Path(config).stem}-{key[:10]}"
+        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), tuple(evaluate), folder))
     return variants
 
 

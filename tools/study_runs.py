@@ -20,9 +20,10 @@ from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.output import LAST, METRICS
 from demo_sdtps.engine.run.record import FINISHED, RECORD
 from demo_sdtps.modeling.selectors import selector_name
-from demo_sdtps.tools.study_file import ROOT, TRAINING, Variant
+from demo_sdtps.tools.study_file import Variant
 
 logger = logging.getLogger(__name__)
+ROOT = Path(__file__).resolve().parent.parent
 
 Failures = dict[tuple[str, int], str]
 """The reason of every failure, by the variant's name and seed."""
@@ -115,21 +116,19 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    found = [([_script(variant.script), "--overwrite", *arguments], folder / RECORD)]
-    if variant.script != TRAINING:  # the evaluating commands do not know what another script changes
-        return found
+    found = [([_script("train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
     suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
     for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or selector_name(variant.cfg)):
             output = folder / f"{name}{suffix}.json"
-            found.append(([_script(ROOT / script), *arguments, *options, "--json", str(output)], output))
+            found.append(([_script(script), *arguments, *options, "--json", str(output)], output))
     return found
 
 
-def _script(path: Path) -> str:
-    return os.path.relpath(path)  # so that the command in run.json works in the study's working directory
+def _script(path: str) -> str:
+    return os.path.relpath(ROOT / path)  # so that the command in run.json works in the study's working directory
 
 
 def is_done(output: Path) -> bool:
@@ -142,7 +141,7 @@ def is_done(output: Path) -> bool:
 
 def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    found: dict[str, Any] = {"command": shlex.join(["python", _script(variant.script), *variant.arguments]),
+    found: dict[str, Any] = {"command": shlex.join(["python", _script("train_net.py"), *variant.arguments]),
                              "evaluate": list(variant.evaluate), "records": {}, "made_with": {}, "failed": {}, "missing": {},
                              "selection": {}}
     for seed in seeds:
