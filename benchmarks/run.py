@@ -24,8 +24,8 @@ from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.cli import output_file, run
+from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command, commit, machine, versions
@@ -54,13 +54,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
-    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers as JSON too")
+    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
     for part in arguments.parts:
         if part not in PARTS:
             raise UserError(f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}.")
-    if arguments.json:
-        check_output_file(arguments.json, ".json")
     logging.getLogger().setLevel(logging.WARNING)
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
     found = {part: list(PARTS[part][1](arguments.quick)) for part in progress(parts, "measuring", unit="part")}

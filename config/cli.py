@@ -9,6 +9,7 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import UserError, printable
+from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 
@@ -34,6 +35,11 @@ def positive_int(text: str) -> int:
 
 
 positive_int.__name__ = "whole number"  # shown by argparse where int() fails
+
+
+def output_file(suffix: str) -> Callable[[str], Path]:
+    """Type of a flag for argparse: a file with this suffix that can be written. Raises `UserError`."""
+    return lambda text: check_output_file(Path(text), suffix)
 
 
 class CheckpointFlag(NamedTuple):

@@ -13,8 +13,7 @@ import argparse
 from pathlib import Path
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file
+from demo_sdtps.config.cli import output_file, run
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import to_demo, unknown_names
 
@@ -27,11 +26,11 @@ def main() -> None:
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
                "What else a checkpoint holds (epoch, configuration, optimiser) is left behind.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
-    parser.add_argument("output", type=Path, metavar="OUT", help="checkpoint to write, ending in .pth")
+    parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=NAMES, required=True, help="whose names OUT will have")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
-    output = check_output_file(arguments.output, ".pth")
+    output = arguments.output
     if output.exists() and not arguments.overwrite:
         raise UserError(f"The output {output} already exists; choose another or pass --overwrite to replace it.")
     found = read_checkpoint(arguments.input)

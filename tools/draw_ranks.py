@@ -12,15 +12,14 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
-from demo_sdtps.config.cli import config_parser, parse, positive_int, run
-from demo_sdtps.config.files import check_output_file
+from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.metrics import left_out
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key, make_test_data, query_distances
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
 from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.tools.figures import HIT, MISS, QUERY, frame, hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.tools.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10
 
@@ -30,13 +29,12 @@ def main() -> None:
                            "distances; hits have a green frame, misses a red one.", checkpoint=weight_flag())
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
                         help="features that are ranked: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
-    parser.add_argument("--output", type=Path, default=Path("ranks.png"), metavar="X.png", help="default: ranks.png")
+    parser.add_argument("--output", type=output_file(".png"), default="ranks.png", metavar="X.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
                         help="queries, spread over the split (default: 4)")
     arguments, cfg = parse(parser)
     if arguments.return_pattern:
         cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
-    check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader)
@@ -70,16 +68,11 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
             _cell(cfg, axes[row, column], data, int(data.gallery[index]), colour, f"{column}: d = {distance[row, index]:.3g}")
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
+    distance_name = ("k-reciprocal distance" if cfg.TEST.RE_RANKING == "yes" else
+                     f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features")
     figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
-                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}", y=1, va="bottom")
+                    f"return pattern {number} ({features_used}); d: {distance_name}{options(cfg)}", y=1, va="bottom")
     return save(figure, path)
-
-
-def distance_name(cfg: CfgNode) -> str:
-    """The name of the distance that `query_distances` computes."""
-    if cfg.TEST.RE_RANKING == "yes":
-        return "k-reciprocal distance"
-    return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
 
 
 def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, index: int, colour: str, title: str) -> None:
@@ -87,7 +80,7 @@ def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, index: int, colour: str,
     hide_ticks(axis)
     axis.imshow(np.concatenate(images(cfg, sample)))
     axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)
-    frame(axis, colour)
+    axis.spines[:].set(visible=True, color=colour, linewidth=3)
 
 
 if __name__ == "__main__":

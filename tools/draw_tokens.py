@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import config_parser, parse, positive_int, run
-from demo_sdtps.config.files import check_output_file
+from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
@@ -35,12 +34,11 @@ DROPPED, OPACITY = (96, 88, 148), 0.75
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that the selector keeps; the others are covered.",
                            checkpoint=weight_flag())
-    parser.add_argument("--output", type=Path, default=Path("tokens.png"), metavar="X.png", help="default: tokens.png")
+    parser.add_argument("--output", type=output_file(".png"), default="tokens.png", metavar="X.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
     check_selector(cfg)
-    check_output_file(arguments.output, ".png")
     model, splits = load_model_and_data(cfg, ("query",))
     print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 

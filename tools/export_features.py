@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.files import atomic_write, check_output_file
+from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.files import atomic_write
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -34,34 +34,24 @@ def main() -> None:
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
-    parser.add_argument("--output", type=Path, required=True, metavar="X.npz", help="the file to write")
+    parser.add_argument("--output", type=output_file(".npz"), required=True, metavar="X.npz", help="the file to write")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     arguments, cfg = parse(parser)
-    output = check_output_file(arguments.output, ".npz")
-
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
     features = patterns[arguments.return_pattern]
+    digest = hashlib.sha256(Path(cfg.TEST.WEIGHT).read_bytes()).hexdigest()
     if arguments.normalise:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
-    with atomic_write(output) as temporary, open(temporary, "wb") as file:
+    with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
-                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256_of(Path(cfg.TEST.WEIGHT)),
+                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest,
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
-    print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {output}")
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 digest of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
+    print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
 if __name__ == "__main__":

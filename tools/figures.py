@@ -40,12 +40,6 @@ def spread(total: int, count: int) -> list[int]:
     return list(range(total)) if count >= total else [index * total // (count + 1) for index in range(1, count + 1)]
 
 
-def frame(axis: plt.Axes, colour: str, width: float = 3.0) -> None:
-    """Draw a coloured frame around an image."""
-    for spine in axis.spines.values():
-        spine.set(visible=True, color=colour, linewidth=width)
-
-
 def hide_ticks(axis: plt.Axes) -> None:
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(False)

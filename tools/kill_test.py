@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import positive_int, run
-from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.cli import output_file, positive_int, run
+from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.run.output import BEST, LAST, METRICS, PREVIOUS
 from demo_sdtps.tools import make_synthetic, make_synthetic_captions
@@ -58,15 +58,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--command", choices=CLI_ARGS, default="train_net", help="command that is killed")
     made.add_argument("--epochs", type=positive_int, default=10, metavar="N", help="epochs of the training")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other moments")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the kills and the comparison as JSON")
+    made.add_argument("--json", type=output_file(".json"), metavar="FILE", help="write the kills and the comparison as JSON")
     made.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    if options.json:
-        check_output_file(options.json, ".json")
     with tempfile.TemporaryDirectory() as folder:
         found = kill_test(Path(folder), options)
     if options.json:
@@ -134,7 +132,9 @@ def killed(command: list[str], output: Path, options: argparse.Namespace, second
             return
         process.kill()
         process.wait()
-        yield {"after": round(time.monotonic() - began, 3), "during": activity(output), "log": resumed_from(log)}
+        began_at = next((line.split(", from ")[0] for line in log.read_text(encoding="utf-8").splitlines()
+                         if line.startswith("continuing after")), "from the beginning")
+        yield {"after": round(time.monotonic() - began, 3), "during": activity(output), "log": began_at}
     wait_for_end(*start(command, output))
 
 
@@ -168,12 +168,6 @@ def activity(output: Path) -> str:
     if not (output / LAST).exists():
         return "between two renames" if (output / PREVIOUS).exists() else "before the first save"
     return "training"
-
-
-def resumed_from(log: Path) -> str:
-    """The point where a process resumed, according to its log."""
-    lines = log.read_text(encoding="utf-8").splitlines()
-    return next((line.split(", from ")[0] for line in lines if line.startswith("continuing after")), "from the beginning")
 
 
 def differing(reference: Path, output: Path) -> list[str]:

@@ -25,16 +25,9 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
+from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
-from demo_sdtps.synthetic.pedestrians import (
-    CAMERAS,
-    MINIMUM_SIZE,
-    VERSION,
-    Identity,
-    draw_triplet,
-    is_night,
-    make_identities,
-)
+from demo_sdtps.synthetic.pedestrians import CAMERAS, MINIMUM_SIZE, Identity
 
 FOLDER, MASKS = "RGBNT201", "MASK"
 SPLITS = ("train_171", "test")
@@ -63,9 +56,9 @@ class Task(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(arguments, "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of "
                           "RGBNT201, with foreground masks.", FOLDER, (*NUMBERS, WORKERS))
-    identities = make_identities(options.identities + options.test_identities, options.seed)
+    identities = pedestrians.make_identities(options.identities + options.test_identities, options.seed)
     target = options.root / FOLDER
-    recipe = {"version": VERSION, "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
+    recipe = {"version": pedestrians.VERSION, "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
     if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target),
                          partial(draw_all, identities=identities, options=options)):
         return
@@ -87,8 +80,8 @@ def draw_all(folder: Path, identities: list[Identity], options: argparse.Namespa
     for split in SPLITS:
         for kind in (*MODALITIES, MASKS):
             (folder / split / kind).mkdir(parents=True)
-    tasks = [Task(folder / SPLITS[index >= options.identities], index + 1, identity, options)
-             for index, identity in enumerate(identities)]
+    tasks = [Task(folder / SPLITS[number > options.identities], number, identity, options)
+             for number, identity in enumerate(identities, start=1)]
     triplets = dict.fromkeys(SPLITS, 0)
     for split, written in progress(map_tasks(tasks, options.workers), "drawing", len(tasks), unit="identity"):
         triplets[split] += written
@@ -116,8 +109,8 @@ def draw_identity(task: Task) -> tuple[str, int]:
     for camera in range(len(CAMERAS)):
         for index in range(options.images_per_camera):
             rng = np.random.default_rng([options.seed, 2, task.number, camera, index])
-            night = is_night(camera, rng)
-            images, mask = draw_triplet(task.identity, camera, night, options.height, options.width, rng)
+            night = pedestrians.is_night(camera, rng)
+            images, mask = pedestrians.draw_triplet(task.identity, camera, night, options.height, options.width, rng)
             name = f"{task.number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
             for modality, image in images.items():
                 Image.fromarray(image).save(task.folder / modality / f"{name}.jpg", quality=options.quality)

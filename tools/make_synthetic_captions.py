@@ -23,16 +23,8 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
+from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
-from demo_sdtps.synthetic.shapes import (
-    MINIMUM_SIZE,
-    VERSION,
-    VOCABULARY,
-    draw_scene,
-    long_caption,
-    random_scene,
-    short_captions,
-)
 
 FOLDER, TOWER = "shapes", "bert"
 SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}
@@ -44,7 +36,7 @@ NUMBERS = (
     Number("test_images", 200, "other images, of the test split", least=2),
     # A scene of two shapes has few more.
     Number("captions", 5, "short captions of each image, at most 20", most=20),
-    Number("size", 64, "height and width of the images", MINIMUM_SIZE, metavar="PIXELS"),
+    Number("size", 64, "height and width of the images", shapes.MINIMUM_SIZE, metavar="PIXELS"),
     Number("seed", 0, "another seed gives other images and captions", least=0),
 )
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -56,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(arguments, "Write images of coloured shapes with short and long captions, in the layout of "
                           "image-text data sets, and a tiny BERT with random weights and their vocabulary.", FOLDER, NUMBERS)
     target = options.root / FOLDER
-    recipe = {"version": VERSION, "tower": BERT,
+    recipe = {"version": shapes.VERSION, "tower": BERT,
               "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
     if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target), partial(write, options=options)):
         return
@@ -89,15 +81,15 @@ def write_split(folder: Path, split: str, seed: list[int], mapping: dict[str, st
     captions, ids, dense = [], [], []
     for index in progress(range(getattr(options, SPLITS[split])), f"drawing {split}", unit="image"):
         rng = np.random.default_rng([*seed, index])
-        scene = random_scene(rng)
+        scene = shapes.random_scene(rng)
         image_id = str(len(mapping))
         mapping[image_id] = f"{split}_{index:06d}.jpg"
-        image = Image.fromarray(draw_scene(scene, options.size, rng))
+        image = Image.fromarray(shapes.draw_scene(scene, options.size, rng))
         # The usual chroma subsampling would blur the edges of small shapes.
         image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
-        captions += short_captions(scene, options.captions, rng)
+        captions += shapes.short_captions(scene, options.captions, rng)
         ids.append(image_id)
-        dense.append(json.dumps({"id": image_id, "caption": long_caption(scene)}))
+        dense.append(json.dumps({"id": image_id, "caption": shapes.long_caption(scene)}))
     for name, lines in (("caps.txt", captions), ("ids.txt", ids), ("dense.jsonl", dense)):
         write_text(folder / f"{split}_{name}", "\n".join(lines))
 
@@ -117,7 +109,7 @@ def write_tower(folder: Path, seed: int) -> None:
         raise UserError("The text tower needs the package transformers, which is not installed; pip install '.[seps]'."
                         ) from None
     folder.mkdir()
-    vocabulary = (*SPECIAL, *VOCABULARY)
+    vocabulary = (*SPECIAL, *shapes.VOCABULARY)
     write_text(folder / "vocab.txt", "\n".join(vocabulary))
     # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
     write_text(folder / "tokenizer_config.json", json.dumps({

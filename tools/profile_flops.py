@@ -14,6 +14,7 @@ if not __package__:  # run as a script
 import logging
 import warnings
 from collections import Counter
+from math import prod
 
 import torch
 from torch import nn
@@ -43,8 +44,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     cfg = with_values(cfg, {"TEST.MISS": "nothing"})  # of a complete triplet
     model = make_model(cfg, arguments.num_class, arguments.camera_num).eval()
-    parameters = count_parameters(model)
-    macs = count_macs(cfg, model)
+    parameters, macs = count_parameters(model), count_macs(cfg, model)
     height, width = cfg.INPUT.SIZE_TEST
     print(f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {arguments.num_class} classes, "
           f"{arguments.camera_num} cameras")
@@ -62,8 +62,7 @@ def main() -> None:
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Trainable parameters by top-level module."""
-    return {name: sum(p.numel() for p in module.parameters() if p.requires_grad)
-            for name, module in model.named_children()}
+    return {name: sum(p.numel() for p in module.parameters() if p.requires_grad) for name, module in model.named_children()}
 
 
 def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
@@ -115,10 +114,7 @@ def plain_hdm_macs(width: int, tokens: int) -> int:
 def attention_macs(inputs: list, outputs: list) -> int:
     """Fused attention of queries (…, L, E), keys (…, S, E) and values (…, S, V): both matrix products."""
     query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
-    count = query[-2] * key[-2] * (query[-1] + value[-1])
-    for size in query[:-2]:
-        count *= size
-    return count
+    return prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 if __name__ == "__main__":

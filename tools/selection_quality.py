@@ -21,8 +21,8 @@ from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
@@ -46,17 +46,13 @@ def main() -> None:
         "and the average precision (AP), as detectors of the person, of the score and of its parts, for SDTPS the MLP and "
         "the similarities to the global features of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
-    parser.add_argument("--output", type=Path, metavar="X.png", help="draw what is measured into this file")
-    parser.add_argument("--json", type=Path, metavar="X.json", help="write what is measured, in [0, 1], to this file")
+    parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw what is measured into this file")
+    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check_selector(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):
         raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
                         "missing modalities; set it to 'nothing'.")
-    for path, suffix in ((arguments.output, ".png"), (arguments.json, ".json")):
-        if path:
-            check_output_file(path, suffix)
-
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     on_person = foreground(cfg, model.backbone, samples)
