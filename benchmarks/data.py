@@ -1,10 +1,9 @@
 """Benchmarks of data: decoding and augmentation of a triplet, and the time that training waits for data."""
 import contextlib
 import io
-import logging
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,21 +19,16 @@ from demo_sdtps.datasets.transforms import TrainTransform
 from demo_sdtps.engine.evaluation.protocol import make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.runtime import choose_device, set_seed
-from demo_sdtps.engine.trainer import logger as training_log
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import make_synthetic
 
 FITTING, OTHER = (256, 128), (300, 150)
 """Heights and widths on disk: the input size of the network, as in RGBNT201, and one that is resized."""
-MOST_WAITING = 1.0
-"""Per cent of the training time."""
+MOST_WAITING = 1.0  # per cent of the training time
 
 
 def data_rows(quick: bool) -> list[Row]:
-    """Loading relative to the plain formulation, on images of two sizes, and the waiting time of training the demo.
-
-    The images are synthetic, in a temporary folder; only the demo caches decoded images, as by default.
-    """
+    """Loading of synthetic images of two sizes, not cached, and the waiting time of training the demo, which caches them."""
     with tempfile.TemporaryDirectory() as folder:
         roots = {size: Path(folder, f"{size[0]}") for size in (FITTING, OTHER)}
         for size, root in roots.items():
@@ -58,7 +52,6 @@ def draw(root: Path, height: int, width: int, identities: int, test_identities: 
 
 
 def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:
-    """Configuration of RGBNT201 for the data in `root`, and the training samples."""
     cfg = load_cfg("RGBNT201/DeMo_SDTPS.yml", ["DATASETS.ROOT_DIR", str(root)])
     return cfg, read_splits(cfg, ("train",))["train"]
 
@@ -67,24 +60,12 @@ def loading_seconds(root: Path, rounds: int) -> dict[str, float]:
     """Seconds per triplet of the plain formulation ('reference') and of ours, from files to normalised tensors."""
     cfg, samples = training_samples(root)
     dataset = TripletDataset(samples, [0] * len(samples), TrainTransform(cfg), cache=False)
-    augment = plain.train_transform(cfg)
-    with one_thread():
-        seconds = in_turns("loading", {
-            "reference": lambda: [plain.load_triplet(sample.paths, augment) for sample in samples],
-            "ours": lambda: [dataset[index, index] for index in range(len(samples))],
-        }, rounds)
+    augment, threads = plain.train_transform(cfg), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a loading process
+    seconds = in_turns("loading", {"reference": lambda: [plain.load_triplet(sample.paths, augment) for sample in samples],
+                                   "ours": lambda: [dataset[index, index] for index in range(len(samples))]}, rounds)
+    torch.set_num_threads(threads)
     return {name: found / len(samples) for name, found in seconds.items()}
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread, as in a loading process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def waiting_row(root: Path, epochs: int) -> Row:
@@ -94,28 +75,15 @@ def waiting_row(root: Path, epochs: int) -> Row:
     splits = read_splits(cfg)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in splits["train"]))
-    with tempfile.TemporaryDirectory() as output, logged_waits() as shares:
-        ReIDTrainer(cfg, model.to(choose_device(cfg)), train_loader(cfg, splits["train"]),
-                    make_test_data(cfg, splits["query"], splits["gallery"])).run(Path(output))
-    share = statistics.median(shares[1:])
-    return Row("training's wait for data in the demo", None, share, "%", None, f"≤ {MOST_WAITING:g} %", share <= MOST_WAITING)
-
-
-@contextlib.contextmanager
-def logged_waits() -> Iterator[list[float]]:
-    """Per cent of each epoch that training waits for data, as in its log, which is not shown."""
     shares: list[float] = []
 
-    def keep(record: logging.LogRecord) -> bool:
-        if "for data" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[-1], float):
-            shares.append(record.args[-1])
-        return False
+    class Watched(ReIDTrainer):
+        def describe(self, means: Mapping[str, float]) -> str:  # called once at the end of every epoch
+            shares.append(100 * self.meter.speed()[1])
+            return super().describe(means)
 
-    level = training_log.level
-    training_log.setLevel(logging.INFO)
-    training_log.addFilter(keep)
-    try:
-        yield shares
-    finally:
-        training_log.removeFilter(keep)
-        training_log.setLevel(level)
+    with tempfile.TemporaryDirectory() as output:
+        Watched(cfg, model.to(choose_device(cfg)), train_loader(cfg, splits["train"]),
+                make_test_data(cfg, splits["query"], splits["gallery"])).run(Path(output))
+    share = statistics.median(shares[1:])
+    return Row("training's wait for data in the demo", None, share, "%", None, f"≤ {MOST_WAITING:g} %", share <= MOST_WAITING)

@@ -19,23 +19,19 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.engine.optim import make_optimizer
-from demo_sdtps.engine.runtime import autocast, choose_device
+from demo_sdtps.engine.runtime import autocast, choose_device, inference
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbones import Backbone, make_backbone
+from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-CONFIG, DEMO_CONFIG = CONFIGS / "RGBNT201" / "DeMo.yml", CONFIGS / "Synthetic" / "DeMo_SDTPS.yml"
-CLASSES, CAMERAS = 171, 4
-"""RGBNT201's."""
+CLASSES, CAMERAS = 171, 4  # RGBNT201's
 BATCH, FEW = 8, 2
 PRECISIONS = (torch.float32, torch.bfloat16)
 PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
 PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
 
-Work = dict[str, Callable[[], object]]
-"""Cases to time, by name."""
+Work = dict[str, Callable[[], object]]  # cases to time, by name
 
 
 class Sides:
@@ -51,17 +47,12 @@ class Sides:
         self.cameras = torch.arange(batch, device=self.device) % CAMERAS
         self.labels = torch.arange(batch, device=self.device) % max(2, batch // 2)
 
-    def infer(self, model: nn.Module, backbone: Backbone | None = None) -> torch.Tensor:
-        """Original and enhanced features (B, D); ours with `backbone` in place of its own where one is given."""
-        own = self.ours.backbone
-        self.ours.backbone = backbone or own
-        with torch.no_grad():
-            features = model.eval()(self.images, self.cameras)
-        self.ours.backbone = own
-        return features
+    @torch.no_grad()
+    def infer(self, model: nn.Module) -> torch.Tensor:
+        """Original and enhanced features (B, D)."""
+        return model.eval()(self.images, self.cameras)
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
-        """A training step of Adam: forward, losses, backward and update."""
         solver = self.cfg.SOLVER
         optimizer = make_optimizer(self.cfg, model) if model is self.ours \
             else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
@@ -80,11 +71,10 @@ class Sides:
 
 def configuration(*opts: str) -> CfgNode:
     """RGBNT201's DeMo as published, with KEY, VALUE, … of `opts`."""
-    return load_cfg(CONFIG, list(opts))
+    return load_cfg("RGBNT201/DeMo.yml", list(opts))
 
 
 def model_rows(quick: bool) -> Iterator[Row]:
-    """The ceiling of matrix products, inference and training."""
     rows, rates = precision_rows()
     yield from rows
     yield from inference_rows(quick, rates)
@@ -102,7 +92,6 @@ def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
 
 
 def products(precision: torch.dtype, device: torch.device, count: int) -> Callable[[], None]:
-    """`count` of the backbone's widest product, on the tokens of 8 triplets; PRODUCT_FLOPS operations each."""
     tokens, weight = (torch.randn(rows, 768, device=device).to(precision) for rows in PRODUCT_ROWS)
 
     def work() -> None:
@@ -120,28 +109,25 @@ def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
         sides = Sides(configuration(), 1 if slow else FEW if quick else BATCH)
         found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
         check_equal("inference", found, expected)
-        # Weights are cast once for all batches.
-        cast = sides.ours.backbone.cast_for_inference(precision) if precision else sides.ours.backbone
         count = 2 if quick or slow else 10
-        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours, cast),
+        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours),
                       "products": products(precision or torch.float32, sides.device, count)}
-        seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 2, sides.device)
+        with inference(sides.ours, precision):  # weights are cast once for all batches
+            seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 2, sides.device)
+            cast = sides.infer(sides.ours) if precision else found
         yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
         yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))
         if precision:
-            cosine = F.cosine_similarity(sides.infer(sides.ours, cast), found).min().item()
+            cosine = F.cosine_similarity(cast, found).min().item()
             yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
 
 
 def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """Time of a training step in float32 and bfloat16 beside the reference's in float32, and its peak memory.
-
-    Without instructions for bfloat16 its backward pass takes minutes and is not run, which the row says.
-    """
+    """Time of a training step in float32 and bfloat16 beside the reference's in float32, and its peak memory."""
     for precision, target in ((None, 1.1), (torch.bfloat16, 3)):
         name = name_of(precision or torch.float32)
-        if precision and is_slow(rates, precision):
+        if precision and is_slow(rates, precision):  # its backward pass would take minutes
             yield Row(f"training step, {name}: not run, no instructions", None, None, "s", None, f"≥ {target}×", False)
             continue
         sides = Sides(configuration(), FEW if quick else BATCH)
@@ -157,7 +143,7 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
 
 def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
     """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other."""
-    cfg = load_cfg(DEMO_CONFIG)
+    cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
     device = choose_device(cfg)
     backbone = make_backbone(cfg, CAMERAS).to(device)
     images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
@@ -180,7 +166,6 @@ def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
 
 
 def train(side: str, batch: int) -> None:
-    """Two training steps of one side, in float32."""
     sides = Sides(configuration(), batch)
     step = sides.step(sides.plain if side == "reference" else sides.ours)
     for _ in range(2):
@@ -231,7 +216,6 @@ def is_slow(rates: dict[torch.dtype, float], precision: torch.dtype) -> bool:
 
 
 def flops(sides: Sides) -> float:
-    """Floating-point operations of our matrix products for the batch."""
     with FlopCounterMode(display=False) as counter:
         sides.infer(sides.ours)
     return counter.get_total_flops()

@@ -16,8 +16,7 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo
 
-FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5
-"""Speed-ups over the plain formulation, and percent of the whole forward."""
+FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5  # speed-ups over the plain formulation, and percent of the whole forward
 
 ByModality = dict[str, torch.Tensor]
 
@@ -48,8 +47,7 @@ class Slimmed(nn.Module):
 def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts: evaluation, training step, growth with the patches.
 
-    Width and number of patches are the configured backbone's; `quick`: few triplets, whose times mean nothing.
-    Raises `RuntimeError` where the outputs differ.
+    Width and number of patches are the configured backbone's. Raises `RuntimeError` where the outputs differ.
     """
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
@@ -79,8 +77,7 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
 def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     """SDTPS against three plain branches, in evaluation and in a training step, and its share of the whole forward.
 
-    `quick`: few triplets, whose times mean nothing. Raises `UserError` for a configuration without SDTPS and `RuntimeError`
-    where the outputs differ.
+    Raises `UserError` for a configuration without SDTPS and `RuntimeError` where the outputs differ.
     """
     if not cfg.MODEL.USE_SDTPS:
         raise UserError("MODEL.USE_SDTPS is False, so there is nothing to time; use a configuration such as "
@@ -133,7 +130,6 @@ def _evaluate(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch
 
 
 def _train(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
-    """Forward and backward, with gradients at inputs and parameters."""
     module.zero_grad()
     leaves = [{name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs]
     module.train()(*leaves).sum().backward()

@@ -13,10 +13,8 @@ from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 
 GIB = 2**30
 CAMERAS = 6
-PER_IDENTITY = 21
-"""Gallery samples per identity, as in Market-1501."""
-SPREAD = 1.5
-"""Norm of the deviation of a sample from the centre of its identity, which has norm 1."""
+PER_IDENTITY = 21  # gallery samples per identity, as in Market-1501
+SPREAD = 1.5  # norm of the deviation of a sample from the centre of its identity, which has norm 1
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Features, identities and cameras of query and gallery, in the order of `evaluate_ranking`."""
@@ -36,16 +34,17 @@ def ranking_rows(quick: bool = False) -> list[Row]:
                                        "ours": lambda: evaluate_distances(distance, *labels),
                                        "features": lambda: evaluate_ranking(*case)}, rounds)
     size = f"{queries:,} × {gallery:,}"
+    large = (20, 2000, 16) if quick else (128, 1_000_000, 512)
     return [speed_row(f"mAP and CMC of distances, {size}, mAP {found.mAP:.2f}", seconds, 20),
             Row(f"mAP and CMC of features of width {width}, {size}", None, seconds["features"], "s", None),
-            *_linear_rows(quick), *_ranking_memory_rows(quick)]
+            *_linear_rows(quick),
+            # More queries need memory for their features only.
+            *_cost_rows(f"mAP and CMC of {large[0]:,} × {large[1]:,}, width {large[2]}; 10,000 queries are 20 MB more",
+                        rank_random, large, 4)]
 
 
 def reranking_rows(quick: bool = False) -> list[Row]:
-    """k-reciprocal re-ranking with its defaults: speed relative to whole matrices, and memory; `quick`: tiny sizes.
-
-    The first case has the same images in query and gallery, as RGBNT201.
-    """
+    """k-reciprocal re-ranking: speed relative to whole matrices, and memory; with the same images on both sides as RGBNT201."""
     queries, gallery, width, rounds = (30, 60, 16, 1) if quick else (836, 836, 1536, 4)
     query, other = clustered(queries, gallery, width)[:2]
     rows = []
@@ -70,13 +69,6 @@ def _linear_rows(quick: bool) -> list[Row]:
                 "s", rates[sizes[0]] / rates[size]) for size in sizes[1:]]
 
 
-def _ranking_memory_rows(quick: bool) -> list[Row]:
-    """Memory for a large gallery; more queries need memory for their features only."""
-    size = (20, 2000, 16) if quick else (128, 1_000_000, 512)
-    return _cost_rows(f"mAP and CMC of {size[0]:,} × {size[1]:,}, width {size[2]}; 10,000 queries are 20 MB more",
-                      rank_random, size, 4)
-
-
 def _cost_rows(what: str, work: Callable[..., object], size: tuple[int, int, int], at_most: float) -> list[Row]:
     started = time.perf_counter()
     memory = peak_memory(work, *size) / GIB
@@ -85,12 +77,10 @@ def _cost_rows(what: str, work: Callable[..., object], size: tuple[int, int, int
 
 
 def rank_random(queries: int, gallery: int, width: int) -> None:
-    """Work of a process whose memory is measured."""
     evaluate_ranking(*clustered(queries, gallery, width))
 
 
 def rerank_random(queries: int, gallery: int, width: int) -> None:
-    """Work of a process whose memory is measured."""
     k_reciprocal(*clustered(queries, gallery, width)[:2])
 
 

@@ -35,7 +35,6 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table."""
     lines = [("what", "reference", "ours", "times better", "target", "met"), ("---",) * 6]
     for row in rows:
         lines.append((row.what, _with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit),
@@ -45,11 +44,9 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _with_unit(value: float | None, unit: str) -> str:
-    if value is None:
-        return "–"
-    if unit == "s" and value < 1:
+    if unit == "s" and value is not None and value < 1:
         value, unit = 1000 * value, "ms"
-    return f"{_digits(value)} {unit}".strip()
+    return "–" if value is None else f"{_digits(value)} {unit}".strip()
 
 
 def _digits(value: float) -> str:
@@ -86,10 +83,7 @@ def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
 
 
 def peak_memory(work: Callable[..., object], *arguments) -> int:
-    """Peak memory in bytes of a new process that calls `work(*arguments)`, a top-level function of a module.
-
-    Includes Python and torch, about 300 MB.
-    """
+    """Peak memory in bytes of a new process that calls a top-level function; Python and torch are about 300 MB of it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_of, (work, arguments))
 

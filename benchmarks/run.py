@@ -3,17 +3,16 @@
     python benchmarks/run.py
     python benchmarks/run.py ranking data --quick
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 

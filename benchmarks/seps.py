@@ -9,8 +9,7 @@ from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, 
 from demo_sdtps.seps import CrossSparseAggrNet
 
 TARGET = 5
-WORDS, LONG_WORDS = (8, 24), (30, 60)
-"""Range of the number of tokens of captions and of long captions."""
+WORDS, LONG_WORDS = (8, 24), (30, 60)  # range of the number of tokens of captions and of long captions
 VERSIONS = {"open": False, "paper": True}
 GIB = 2**30
 
@@ -18,10 +17,7 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def seps_rows(quick: bool = False) -> list[Row]:
-    """Similarities of equally many images and captions with long captions, in evaluation and training; `quick`: tiny sizes.
-
-    Raises `RuntimeError` where the similarities differ.
-    """
+    """Similarities of equally many images and captions, in evaluation and training. Raises `RuntimeError` where they differ."""
     evaluated, trained, patches, width = (4, 3, 16, 32) if quick else (64, 32, 196, 512)
     rows = []
     for name, is_paper in VERSIONS.items():
@@ -35,7 +31,11 @@ def seps_rows(quick: bool = False) -> list[Row]:
             title = f"SEPS, {name} version, {count} images × {count} captions: {what}"
             seconds = in_turns(title, {"reference": partial(work, plain, batch), "ours": partial(work, ours, batch)}, 1)
             rows.append(speed_row(title, seconds, TARGET if work is _evaluate else None))
-    return [*rows, *_memory_rows(quick)]
+    images, *counts = (8, 4, 8) if quick else (100, 50, 500)
+    for captions in counts:
+        memory = peak_memory(_evaluate_drawn, images, captions, patches, width) / GIB
+        rows.append(Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None, memory, "GiB", None))
+    return rows
 
 
 def draw(images: int, captions: int, patches: int, width: int) -> Batch:
@@ -44,14 +44,6 @@ def draw(images: int, captions: int, patches: int, width: int) -> Batch:
     for shortest, longest in (WORDS, LONG_WORDS):
         texts += [torch.randn(captions, longest, width), torch.randint(shortest, longest + 1, (captions,))]
     return torch.randn(images, 1 + patches, width), *texts
-
-
-def _memory_rows(quick: bool) -> list[Row]:
-    """Peak memory of an evaluation with few and many captions."""
-    images, few, many = (8, 4, 8) if quick else (100, 50, 500)
-    patches, width = (16, 32) if quick else (196, 512)
-    return [Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None,
-                peak_memory(_evaluate_drawn, images, captions, patches, width) / GIB, "GiB", None) for captions in (few, many)]
 
 
 def _evaluate_drawn(images: int, captions: int, patches: int, width: int) -> None:
@@ -64,7 +56,6 @@ def _evaluate(network: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _train(network: nn.Module, batch: Batch) -> None:
-    """Forward and backward, with gradients of image tokens, words and parameters."""
     network.zero_grad()
     leaves = [part.detach().requires_grad_() if part.is_floating_point() else part for part in batch]
     network.train()(*leaves)[0].sum().backward()

@@ -46,7 +46,6 @@ class Reader:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of the data set in DATASETS.ROOT_DIR."""
         return self.layout.split("/")[0]
 
     def folder_in(self, root: Path) -> Path:

@@ -29,8 +29,7 @@ MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 ADVICE = "; replace it or remove its triplet."
-PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
-"""Colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK."""
+PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
 GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256

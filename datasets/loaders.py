@@ -17,11 +17,9 @@ from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import TrainTransform, Transform, test_transform
 
-CACHE_LIMIT = 1 << 30
-"""Bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory."""
+CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 
-GRACE = 10
-"""Seconds from SIGTERM to the end of a loading process."""
+GRACE = 10  # seconds from SIGTERM to the end of a loading process
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
@@ -43,7 +41,6 @@ class ImageDataset(Dataset):
         return len(self.source_of)
 
     def files(self, index: int) -> Paths:
-        """Paths of the files of a sample."""
         return self.paths[self.source_of[index]]
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:

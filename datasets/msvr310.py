@@ -12,7 +12,6 @@ NAMING = Naming(re.compile(r"(?P<identity>\d{4})_s(?P<scene>\d{3})_v(?P<camera>[
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """Samples of a split. Raises `UserError`."""
     samples = []
     for folder in sorted(existing(root / "MSVR310" / FOLDERS[split]).iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):  # such as .DS_Store

@@ -85,7 +85,6 @@ class ShuffledBatchSampler(EpochBatchSampler):
         return self.count // self.batch_size
 
     def batches(self) -> list[list[tuple[int, int]]]:
-        """All batches of the current epoch."""
         generator = _generator(self.seed, self.epoch)
         order = torch.randperm(self.count, generator=generator).tolist()
         return [_with_seeds(order[start:start + self.batch_size], generator)

@@ -5,8 +5,7 @@ from demo_sdtps.datasets import rgbnt201
 from demo_sdtps.datasets.base import Reader, Sample
 
 FOLDER = "synthetic"
-MARKER = "synthetic.json"
-"""File that tools/make_synthetic.py writes into its data sets."""
+MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its data sets
 
 
 def locate(root: Path) -> Path:
@@ -15,7 +14,6 @@ def locate(root: Path) -> Path:
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """Samples of a split. Raises `UserError`."""
     return rgbnt201.read(locate(root), split)
 
 

@@ -8,7 +8,6 @@ FOLDERS = {"train": "train", "query": "query", "gallery": "test"}
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """Samples of a split. Raises `UserError`."""
     return [NAMING.sample(paths) for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)]
 
 

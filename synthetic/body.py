@@ -71,20 +71,15 @@ class LimbAngles(NamedTuple):
 
 @dataclass(frozen=True)
 class Pose:
-    """Pose and position of a body in one image.
-
-    `facing` is -1 (left) or 1 (right); `x`, `y` (the crown) and `height` are relative to the height of the image; `lean` is in
-    radians.
-    """
+    """Pose of a body, and its position relative to the height of the image."""
 
     view: str
-    facing: int
+    facing: int  # -1 (left) or 1 (right)
     x: float
-    y: float
+    y: float  # of the crown
     height: float
-    lean: float
-    limbs: dict[int, LimbAngles]
-    """Of the two sides, 1 and -1."""
+    lean: float  # in radians
+    limbs: dict[int, LimbAngles]  # of the two sides, 1 and -1
 
 
 LOOK_SHAPE = (len(RGB_LOOKS), len(NI_LOOKS), len(TI_LOOKS))
@@ -96,7 +91,6 @@ FAR_SHADE = 0.75  # the limbs on the far side are in the shadow of the body
 
 
 def random_look(rng: np.random.Generator) -> Look:
-    """Random look, for persons without an identity."""
     return Look(*(int(rng.integers(count)) for count in LOOK_SHAPE))
 
 
@@ -107,10 +101,7 @@ def random_build(rng: np.random.Generator) -> Build:
 
 
 def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
-    """Random pose in a detection box: walking phase, view, size, and a box that is sometimes shifted or cut.
-
-    `aspect` is the width of the image over its height.
-    """
+    """Random walking phase, view, size and position; `aspect` is the width of the image over its height."""
     view = VIEWS[rng.integers(len(VIEWS))]
     phase = rng.uniform(0, 2 * np.pi)
     swing = rng.uniform(0.2, 0.45) if view == "side" else rng.uniform(0.04, 0.12)
@@ -209,7 +200,6 @@ class _Body:
         self.limb(knee, ankle, 0.044, 0.032, part)
 
     def joints(self, side: int) -> tuple[Point, Point, Point]:
-        """Shoulder, elbow and wrist of one arm."""
         angles = self.pose.limbs[side]
         shoulder = (0.0 if self.is_side else side * 0.115 * self.broad, 0.195)
         outwards = angles.shoulder if self.is_side else side * (0.12 + abs(angles.shoulder))

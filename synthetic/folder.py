@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.synthetic import MARKER
 
-Recipe = dict[str, Any]
-"""Everything that determines the content of the files."""
+Recipe = dict[str, Any]  # everything that determines the content of the files
 
 
 class Number(NamedTuple):

@@ -14,10 +14,8 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
-VERSION = 1
-"""Incremented whenever the same seed gives other images."""
-MINIMUM_SIZE = (32, 16)
-"""Least height and width in pixels."""
+VERSION = 1  # incremented whenever the same seed gives other images
+MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
 """The numbers of a material that each modality renders."""
@@ -25,26 +23,20 @@ CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=
 
 @dataclass(frozen=True)
 class Identity:
-    """Properties of a person that all images share."""
-
     look: Look
     build: Build
 
 
 @dataclass(frozen=True)
 class Camera:
-    """One camera; the vectors have one entry per channel (red, green, blue, NI, TI), values are in [0, 1].
-
-    An image is `offset + gain * value ** gamma`, blurred, plus noise of standard deviation `noise`. `night_rate` is the share
-    of images taken at night.
-    """
+    """`offset + gain * value ** gamma`, blurred, plus noise, by channel (red, green, blue, NI, TI), with values in [0, 1]."""
 
     style: str
-    night_rate: float
+    night_rate: float  # share of images
     gain: tuple[float, ...]
     gamma: tuple[float, ...]
     offset: tuple[float, ...]
-    noise: tuple[float, ...]
+    noise: tuple[float, ...]  # standard deviation
     blur: float
 
 
@@ -59,8 +51,7 @@ CAMERAS = (
            offset=(0.00, 0.00, 0.00, 0.02, -0.05), noise=(0.030, 0.030, 0.030, 0.035, 0.020), blur=0.6),
 )
 DAY_LIGHT = np.ones(5)
-NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
-"""Factor of the light at night; NI has its own lamp and TI needs none."""
+NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])  # factor of the light at night; NI has its own lamp and TI needs none
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
 
@@ -99,9 +90,9 @@ def is_night(camera: int, rng: np.random.Generator) -> bool:
 
 def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int,
                  rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """One person in one camera: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
+    """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
-    `camera` counts from 0. With the same state of `rng` two identities have the same surroundings, pose and noise.
+    With the same state of `rng` two identities have the same surroundings, pose and noise.
     """
     # Separate streams, so that the draws of one part do not change those of another.
     scene, body, front, sensor = rng.spawn(4)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-WARM_OBJECT_RATE = 0.12
-"""Share of objects that are hotter than their surroundings (engines, lamps, vents)."""
+WARM_OBJECT_RATE = 0.12  # share of objects that are hotter than their surroundings (engines, lamps, vents)
 Label = int
 Point = tuple[float, float]
 Colour = tuple[float, float, float] | np.ndarray
@@ -18,7 +17,6 @@ Palette = tuple[tuple[float, float, float], ...]
 
 
 def rectangle(left: float, top: float, right: float, bottom: float) -> list[Point]:
-    """Corners of an axis-aligned rectangle."""
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
@@ -36,7 +34,6 @@ class Canvas:
         self._draw = ImageDraw.Draw(self.image)
 
     def add(self, rgb: Colour, ni: float, ti: float) -> Label:
-        """Add a material; returns its label."""
         self.materials.append(np.clip([*rgb, ni, ti], 0, 1))
         return len(self.materials) - 1
 

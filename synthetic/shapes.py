@@ -11,10 +11,8 @@ from itertools import combinations
 import numpy as np
 from PIL import Image, ImageDraw
 
-VERSION = 1
-"""Incremented whenever the same seed gives other images or captions."""
-MINIMUM_SIZE = 32
-"""Least side in pixels at which a small star is recognisable."""
+VERSION = 1  # incremented whenever the same seed gives other images or captions
+MINIMUM_SIZE = 32  # least side in pixels at which a small star is recognisable
 
 COLOURS = {"red": (214, 40, 40), "orange": (245, 138, 30), "yellow": (245, 215, 50), "green": (50, 155, 60),
            "cyan": (70, 205, 215), "blue": (45, 80, 200), "purple": (130, 50, 165), "pink": (245, 130, 185)}
@@ -58,7 +56,6 @@ class Scene:
 
 
 def random_scene(rng: np.random.Generator) -> Scene:
-    """Random scene of two to four shapes with different colours and positions."""
     count = int(rng.integers(2, 5))
     cells = sorted(rng.choice(len(PLACES), count, replace=False))
     colours = rng.choice(list(COLOURS), count, replace=False)
@@ -140,7 +137,6 @@ def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> None:
-    """Draw a shape on a canvas (side, side, 3)."""
     side = len(canvas)
     radius, turn = side * SIZES[shape.size], rng.uniform(-0.15, 0.15)
     row, column = side * ((np.array(PLACES[shape.place]) + 0.5) / 3 + rng.uniform(-0.012, 0.012, 2))
@@ -187,7 +183,6 @@ OUTLINES = {
 
 
 def _vocabulary() -> tuple[str, ...]:
-    """All words of captions, sorted."""
     templates = " ".join((*SENTENCES, *RELATED, *OF_THREE, LONG)).split()
     of_relations = {word for a, b in combinations(PLACES, 2) for pair in ((a, b), (b, a))
                     for relation in relations(*(Shape("", "", "", "", place) for place in pair)) for word in relation.split()}

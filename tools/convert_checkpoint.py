@@ -2,15 +2,14 @@
 
     python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-from pathlib import Path
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import output_file, run

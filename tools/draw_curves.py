@@ -1,14 +1,13 @@
 """Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
 import json
-from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import run

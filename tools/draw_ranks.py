@@ -1,12 +1,10 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
-
-from pathlib import Path
 
 import torch
 from yacs.config import CfgNode
@@ -42,10 +40,7 @@ def main() -> None:
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:
-    """A row per query: the query, then its nearest gallery samples, without those that the protocol excludes.
-
-    features (samples, D) of the test data, of TEST.RETURN_PATTERN.
-    """
+    """A row per query: the query, then the nearest gallery samples that the protocol allows; features (samples, D)."""
     # Spread over the split, which is ordered by identity, for different people and cameras.
     numbers = torch.tensor(spread(len(data.query), queries))
     chosen = data.query[numbers]

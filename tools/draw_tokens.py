@@ -1,12 +1,10 @@
 """Draw which patches the selector keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
-
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +25,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
-DROPPED, OPACITY = (96, 88, 148), 0.75
-"""Cover of a dropped patch: a colour that is visible on a black night image too."""
+DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour that is visible on a black night image too
 
 
 def main() -> None:

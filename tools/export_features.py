@@ -2,15 +2,14 @@
 
     python tools/export_features.py --weight W --return_pattern 3 --split gallery --output X.npz
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 

@@ -5,23 +5,21 @@
 The training is tiny, uses all sources of randomness and runs on synthetic data in a temporary folder. It saves after every
 step; every third kill waits until it saves.
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 
 import torch
 
@@ -33,10 +31,8 @@ from demo_sdtps.engine.run.output import BEST, LAST, METRICS, PREVIOUS
 from demo_sdtps.tools import make_synthetic, make_synthetic_captions
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTED = "\ndevice "
-"""Line of the log before the first step."""
-SAVING_EVERY = 3
-"""One in so many kills waits until the training saves."""
+STARTED = "\ndevice "  # line of the log before the first step
+SAVING_EVERY = 3  # one in so many kills waits until the training saves
 SHARED = ("DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu", "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EVAL_PERIOD", "1",
           "SOLVER.CHECKPOINT_MINUTES", "1e-6", "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.1", "RESUME", "auto")
 CLI_ARGS = {
@@ -171,7 +167,6 @@ def activity(output: Path) -> str:
 
 
 def differing(reference: Path, output: Path) -> list[str]:
-    """Names of the entries that differ between two finished runs."""
     found = [] if (reference / METRICS).read_bytes() == (output / METRICS).read_bytes() else [METRICS]
     for name in (LAST, BEST):
         one, other = (dict(leaves(torch.load(folder / name, weights_only=True))) for folder in (reference, output))
@@ -193,12 +188,10 @@ def leaves(content: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two tensors, numbers or texts are identical."""
     return torch.equal(one, other) if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) else one == other
 
 
 def table(found: dict) -> str:
-    """Kills and comparison as text."""
     rows = [f"{'kill':>4} {'run':>3} {'seconds':>9}  {'this process began':<44} killed while"]
     rows += [f"{number:>4} {kill['run']:>3} {kill['after']:>9.2f}  {kill['log']:<44} {kill['during']}"
              for number, kill in enumerate(found["kills"], start=1)]

@@ -2,10 +2,10 @@
 
     python tools/make_synthetic.py --root data/synthetic
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -13,10 +13,8 @@ import argparse
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +68,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def is_complete(target: Path, marker: Recipe) -> bool:
-    """Whether `target` has as many images as its marker says."""
     return all(len(list((target / split / kind).glob("*"))) == marker.get("triplets", {}).get(split)
                for split in SPLITS for kind in (*MODALITIES, MASKS))
 

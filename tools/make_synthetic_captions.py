@@ -2,19 +2,17 @@
 
     python tools/make_synthetic_captions.py --root data
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
 import json
 import signal
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -27,8 +25,7 @@ from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
 
 FOLDER, TOWER = "shapes", "bert"
-SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}
-"""Each split and the flag of its number of images."""
+SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}  # each split and the flag of its number of images
 NUMBERS = (
     # Matching needs at least one other image.
     Number("images", 800, "images of the training split", least=2),
@@ -59,7 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def is_complete(target: Path, marker: Recipe) -> bool:
-    """Whether `target` has the files that its marker lists and as many images as it says."""
     return (all((target / name).is_file() for name in marker.get("files", ()))
             and len(list((target / IMAGES).glob("*"))) == sum(marker["arguments"][name] for name in SPLITS.values()))
 

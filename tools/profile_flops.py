@@ -4,10 +4,10 @@
 
 The cost of HDM's plain formulation, in which published figures count, is printed beside that of the shortcut in use.
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 

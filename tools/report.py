@@ -1,12 +1,10 @@
 """Images and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
-
-from pathlib import Path
 
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run

@@ -2,17 +2,16 @@
 
     python tools/selection_quality.py --weight W --output selection.png --json selection.json
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +109,6 @@ def patches_on_person(mask: torch.Tensor, size: list[int], patch: tuple[int, int
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
-    """One line: data, weights and options."""
     left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
     guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", not guided by what is missing"
     return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "

@@ -18,18 +18,16 @@ these two evaluations only).
 A study can be stopped and started again; finished runs are not repeated. A run is identified by its configuration and seed:
 after a change of the code or the data give another --runs.
 """
-if not __package__:  # run as a script
-    import sys
-    from pathlib import Path
+import sys
+from pathlib import Path
 
+if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
 import logging
 import signal
-import sys
-from pathlib import Path
 
 import torch
 from yacs.config import CfgNode

@@ -53,7 +53,6 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def _check_keys(path: Path, where: str, found: dict, known: dict) -> None:
-    """Check the names and types of the keys. Raises `UserError`."""
     for key, value in found.items():
         if key not in known:
             raise UserError(f"The study {path}: {where} has the unknown key {key!r}; the keys are {', '.join(known)}.")
@@ -80,5 +79,4 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
 
 
 def cli_args(values: dict[str, Any]) -> list[str]:
-    """{KEY: VALUE} as command-line arguments KEY VALUE."""
     return [str(part) for pair in values.items() for part in pair]

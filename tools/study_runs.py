@@ -25,8 +25,7 @@ from demo_sdtps.tools.study_file import Variant
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 
-Failures = dict[tuple[str, int], str]
-"""The reason of every failure, by the variant's name and seed."""
+Failures = dict[tuple[str, int], str]  # the reason of every failure, by the variant's name and seed
 
 
 class StoppedError(Exception):

@@ -153,7 +153,6 @@ def _provenance(result: dict[str, Any]) -> str:
 
 
 def commits_of(result: dict[str, Any]) -> list[str]:
-    """The commits that made the runs, abbreviated."""
     return sorted({(run["commit"] or "unknown")[:10] + (" with changes" if run["changed"] else "")
                    for run in _run_records(result)})
 
@@ -163,7 +162,6 @@ def _run_records(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _spread(values: Iterable[float], digits: int = 1) -> str:
-    """Mean ± standard deviation; – for no values."""
     found = np.array(list(values))
     if not len(found):
         return "–"
@@ -171,7 +169,6 @@ def _spread(values: Iterable[float], digits: int = 1) -> str:
 
 
 def _difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[str, str]:
-    """The cells of a difference with its bootstrap interval, and of Student's interval."""
     found = paired_difference(values, baseline)
     if found is None:
         return "", ""
