@@ -53,8 +53,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             raise UserError(f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
                             f"DATASETS.ROOT_DIR/{reader.layout})") from None
         if not found[split]:
-            raise UserError(f"The {split} split of {name} at {folder} is empty; expected is "
-                            f"DATASETS.ROOT_DIR/{reader.layout}.")
+            raise UserError(f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR/{reader.layout}.")
     return found
 
 

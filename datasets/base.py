@@ -16,33 +16,24 @@ VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One triplet: image files, identity as on disk, camera from 0, scene.
+    """One triplet."""
 
-    `paths` has one path per modality (RGB, NI, TI), or a single path of an image with the three side by side.
-    """
-
-    paths: tuple[str, ...]
-    identity: int
-    camera: int
+    paths: tuple[str, ...]  # of RGB, NI and TI, or a single one of an image with the three side by side
+    identity: int  # as on disk
+    camera: int  # from 0
     scene: int = 0
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reader of one data set: `read(root, split)` returns the samples of a split, sorted by path.
+    """Reader of one data set; `layout` and `instead` are parts of error messages."""
 
-    `layout` is part of error messages, and so is `instead`, an alternative where the whole data set is missing. `by_scene`
-    selects the protocol that excludes gallery samples of the query's identity and scene instead of identity and camera
-    (docs/method.md). `trained_as` lists further names of the data set in checkpoints. `locate` maps DATASETS.ROOT_DIR to the
-    folder of the data set where that is not always `folder`.
-    """
-
-    read: Callable[[Path, str], list[Sample]]
+    read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
     layout: str
-    by_scene: bool = False
-    instead: str = ""
-    trained_as: tuple[str, ...] = ()
-    locate: Callable[[Path], Path] | None = None
+    by_scene: bool = False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
+    instead: str = ""  # alternative to a missing data set
+    trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
+    locate: Callable[[Path], Path] | None = None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
 
     @property
     def folder(self) -> str:
@@ -55,15 +46,12 @@ class Reader:
 
 @dataclass(frozen=True)
 class Naming:
-    """File names of a data set: `pattern` has the groups identity, camera and optionally scene.
+    """File names of a data set; `example` and `meaning` are parts of error messages."""
 
-    `example` and `meaning` are part of error messages; `first_camera` is the number of the first camera in the file names.
-    """
-
-    pattern: re.Pattern
+    pattern: re.Pattern  # with the groups identity, camera and optionally scene
     example: str
     meaning: str
-    first_camera: int = 1
+    first_camera: int = 1  # its number in the file names
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
         """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match."""

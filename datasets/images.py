@@ -1,4 +1,5 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
                 raise ValueError(f"its {image.width}×{image.height} pixels are too many")
             yield image
     except Exception as error:  # Pillow raises many types of errors for damaged files
-        reason = getattr(error, "strerror", None) or ("it is empty" if _is_empty(path) else " ".join(str(error).split()))
+        reason = getattr(error, "strerror", None) or (" ".join(str(error).split()) if os.path.getsize(path) else "it is empty")
         raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None
 
 
@@ -136,8 +137,3 @@ def _error_of(path: str) -> str | None:
     except UserError as error:
         return str(error).removeprefix("The image ")
     return None
-
-
-def _is_empty(path: str) -> bool:
-    with open(path, "rb") as file:
-        return not file.read(1)

@@ -33,7 +33,7 @@ class EpochBatchSampler(ABC):
 
     @abstractmethod
     def batches(self) -> list[list[tuple[int, int]]]:
-        """All batches of the current epoch."""
+        """All batches of the current epoch; their number may vary slightly between epochs."""
 
 
 class IdentityBatchSampler(EpochBatchSampler):
@@ -52,7 +52,6 @@ class IdentityBatchSampler(EpochBatchSampler):
             self.by_identity[label].append(index)
 
     def batches(self) -> list[list[tuple[int, int]]]:
-        """All batches of the current epoch; their number varies slightly between epochs."""
         generator = _generator(self.seed, self.epoch)
         groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
         batches = []
@@ -70,8 +69,7 @@ class IdentityBatchSampler(EpochBatchSampler):
         if len(indices) < self.instances:
             return [[indices[i] for i in torch.randint(len(indices), (self.instances,), generator=generator)]]
         order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
-        return [order[start:start + self.instances]
-                for start in range(0, len(order) - self.instances + 1, self.instances)]
+        return [order[start:start + self.instances] for start in range(0, len(order) - self.instances + 1, self.instances)]
 
 
 class ShuffledBatchSampler(EpochBatchSampler):

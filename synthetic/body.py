@@ -36,8 +36,7 @@ RGB_LOOKS = tuple(ColourLook(*look.split()) for look in (
     "brown beige checks grey black"))
 NI_LOOKS = tuple((upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88))
 """Near-infrared reflectance of the upper and the lower garment; it depends on fibre and dye, not on the colour."""
-TI_LOOKS = tuple((torso, sleeves, legs) for torso in (0.28, 0.52, 0.80) for sleeves in (0.32, 0.85)
-                 for legs in (0.32, 0.72))
+TI_LOOKS = tuple((torso, sleeves, legs) for torso in (0.28, 0.52, 0.80) for sleeves in (0.32, 0.85) for legs in (0.32, 0.72))
 """Thermal radiance of torso, arms and legs: body heat that passes the insulation of the garment."""
 
 

@@ -149,6 +149,5 @@ def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator)
 def _pool(fine: np.ndarray) -> np.ndarray:
     """Mean over the supersampled pixels: (S H, S W, C) → (H, W, C)."""
     height, width, channels = fine.shape
-    return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING,
-                        channels).mean((1, 3))
+    return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels).mean((1, 3))
 

@@ -11,7 +11,6 @@ if not __package__:  # run as a script
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -79,11 +78,16 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
     if absent:
         raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write the data anew "
                         "with tools/make_synthetic.py, or remove the triplet.")
-    embed = backbone.vit.patch_embed
-    patches = partial(patches_on_person, size=list(cfg.INPUT.SIZE_TEST), patch=embed.patch_size,
-                      stride=cfg.MODEL.STRIDE_SIZE)
+    patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
+
+    def on_person(path: Path) -> torch.Tensor:
+        mask = (decode(str(path))[:1] > 127).byte()  # black and white: 0 and 255
+        # By the nearest pixel, so that it stays a mask.
+        resized = resize(mask, list(cfg.INPUT.SIZE_TEST), InterpolationMode.NEAREST_EXACT)
+        return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
+
     with ThreadPoolExecutor() as pool:
-        masks = pool.map(lambda path: patches(decode(str(path))[0] > 127), paths)  # black and white: 0 and 255
+        masks = pool.map(on_person, paths)
         found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
     if not found.any():
         raise UserError(f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
@@ -99,13 +103,6 @@ def mask_path(sample: Sample) -> Path:
                         "RGBNT201 or Synthetic.")
     image = Path(sample.paths[0])
     return image.parent.parent / MASKS / f"{image.stem}.png"
-
-
-def patches_on_person(mask: torch.Tensor, size: list[int], patch: tuple[int, int], stride: tuple[int, int]) -> torch.Tensor:
-    """mask (h, w) bool, resized to `size` → whether it covers at least half of each patch, row by row, (N,) bool."""
-    # By the nearest pixel, so that it stays a mask.
-    resized = resize(mask[None].byte(), size, InterpolationMode.NEAREST_EXACT)
-    return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:

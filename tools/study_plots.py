@@ -10,8 +10,8 @@ from demo_sdtps.tools.study_tables import CASE_GROUPS, COMPLETE, final_metric, m
 def draw_results(result: dict[str, Any], path: Path) -> Path:
     """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
     variants, patterns = result["variants"], result["patterns"]
-    figure, axes = plt.subplots(1, len(patterns), figsize=(1.2 + 0.4 * len(variants) + 3.2 * len(patterns),
-                                                           1.6 + 0.42 * len(variants)), sharex=True, sharey=True, squeeze=False)
+    size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
+    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axis, pattern in zip(axes[0], patterns, strict=True):
         for row, variant in enumerate(variants):
             values = np.array(list(final_metric(variant, pattern, "mAP").values()))
