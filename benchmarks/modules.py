@@ -45,10 +45,7 @@ class Slimmed(nn.Module):
 
 
 def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
-    """HDM and ATMoE against seven attentions and a loop over the experts: evaluation, training step, growth with the patches.
-
-    Width and number of patches are the configured backbone's. Raises `RuntimeError` where the outputs differ.
-    """
+    """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
     device = choose_device(cfg)
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 2)
@@ -75,10 +72,7 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
 
 
 def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
-    """SDTPS against three plain branches, in evaluation and in a training step, and its share of the whole forward.
-
-    Raises `UserError` for a configuration without SDTPS and `RuntimeError` where the outputs differ.
-    """
+    """SDTPS against three plain branches. Raises `UserError` without SDTPS, and `RuntimeError` where the outputs differ."""
     if not cfg.MODEL.USE_SDTPS:
         raise UserError("MODEL.USE_SDTPS is False, so there is nothing to time; use a configuration such as "
                         "configs/RGBNT201/DeMo_SDTPS.yml.")

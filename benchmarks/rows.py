@@ -65,10 +65,9 @@ def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, toleranc
 
 def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
              device: str | torch.device = "cpu") -> dict[Case, float]:
-    """Median seconds of each case.
+    """Median seconds of each case; the first round is a warm-up.
 
-    Every round runs all cases, so that other load on the machine affects all of them; the first round is a warm-up.
-    (torch.utils.benchmark times one case after the other, which makes ratios depend on such load.)
+    Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """
     device = torch.device(device)
     seconds: dict[Case, list[float]] = {name: [] for name in cases}

@@ -1,8 +1,4 @@
-"""Speed and memory relative to the plain formulation, measured alternately in one run: a table and JSON.
-
-    python benchmarks/run.py
-    python benchmarks/run.py ranking data --quick
-"""
+"""Speed and memory relative to the plain formulation, as a table: python benchmarks/run.py [ranking data …] [--quick]"""
 import sys
 from pathlib import Path
 

@@ -35,10 +35,7 @@ def reader_of(cfg: CfgNode) -> Reader:
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """Samples of the configured data set by split.
-
-    Raises `UserError` for an unknown data set, a missing folder, split or image, and a file name that does not match.
-    """
+    """Samples by split. Raises `UserError` for an unknown or missing data set, a missing split or image, or a wrong name."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     folder = reader.folder_in(root)
     if not folder.is_dir():

@@ -114,10 +114,7 @@ def image_names(folder: Path) -> set[str]:
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """Sorted paths of all triplets in `folder`, whose images have the same name in one folder per modality.
-
-    `names` maps each modality to the name of its folder. Raises `UserError` for a missing folder or image.
-    """
+    """Sorted paths of the triplets in `folder`, by folder name of each modality. Raises `UserError` for a missing image."""
     found = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
     for name in sorted(set().union(*found.values())):
         missing = [modality for modality in MODALITIES if name not in found[modality]]

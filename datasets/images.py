@@ -46,10 +46,7 @@ def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
 
 
 def decode_triplet(paths: Paths) -> Images:
-    """Images of RGB, NI and TI, each uint8 (3, H, W), from three files or from one with the three side by side.
-
-    Raises `UserError` for a file that cannot be read.
-    """
+    """RGB, NI and TI, each uint8 (3, H, W), from three files or one with the three side by side. Raises `UserError`."""
     if len(paths) == len(MODALITIES):
         return tuple(map(decode, paths))
     return decode(paths[0]).chunk(len(MODALITIES), dim=2)
@@ -112,10 +109,7 @@ def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
 
 
 def _as_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 (H, W, 3); transparency and the rotation in the header are ignored.
-
-    16-bit values are reduced to their upper 8 bits. Pillow does so for colours, but clips 16-bit grey at 255.
-    """
+    """uint8 (H, W, 3) without transparency and rotation; of 16-bit values the upper 8 bits, where Pillow clips grey at 255."""
     if image.mode in GREY_16_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
         grey = np.asarray(image) // LEVELS_OF_16_BIT
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)

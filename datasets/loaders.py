@@ -64,10 +64,7 @@ class TripletDataset(ImageDataset):
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Random batches of the training samples by DATALOADER.SAMPLER; call `.batch_sampler.begin(epoch)` before each epoch.
-
-    Raises `UserError` where there are fewer identities or samples than a batch needs.
-    """
+    """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch. Raises `UserError` where they fill no batch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     if len(by_identity) < 2:
@@ -128,10 +125,9 @@ def collated_batches(loader: DataLoader) -> Iterator:
 
 
 def stop_workers(loader: DataLoader) -> None:
-    """End the loading processes; the next loop over the loader starts new ones.
+    """End the loading processes, for which torch has no public function; the next loop over the loader starts new ones.
 
-    Torch has no public function for this. A loader that the garbage collector frees may wait up to 20 s for its processes,
-    since the queues that tell them to end are freed before it.
+    A loader that the garbage collector frees may wait 20 s for its processes, since their queues are freed before it.
     """
     iterator, loader._iterator = loader._iterator, None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
@@ -156,14 +152,12 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Im
 
 
 def collate(items: list) -> tuple | UserError:
-    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among the samples.
-
-    The images of all k modalities are one tensor, since each tensor from a loading process costs over a millisecond.
-    """
+    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among them."""
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
     images, *targets = zip(*items, strict=True)
+    # A single tensor, since each tensor from a loading process costs over a millisecond.
     stacked = torch.stack([image for modality in zip(*images, strict=True) for image in modality])
     return stacked.unflatten(0, (-1, len(items))), *map(list, targets)
 
@@ -188,8 +182,5 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
 
 
 def _defer_sigterm(worker: int) -> None:
-    """Let a loading process run for `GRACE` seconds after SIGTERM, so that training can finish its step.
-
-    A signal to stop a run is often sent to all of its processes.
-    """
+    """Let a loading process, which often gets the signal to stop a run too, work until training has finished its step."""
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))

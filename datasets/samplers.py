@@ -13,13 +13,12 @@ import torch
 class EpochBatchSampler(ABC):
     """Batches of `epoch` without the first `start`; `len` counts all of them.
 
-    A batch is a list of (index, seed): the augmentation of a sample draws from the seed, so that it does not depend on the
-    number of loading processes. `share` selects the part of a batch for this process, by default the whole.
+    A batch is a list of (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded.
     """
 
     def __init__(self) -> None:
         self.epoch = self.start = 0
-        self.share: Callable[[list], list] = list
+        self.share: Callable[[list], list] = list  # selects the part of a batch for this process
 
     def begin(self, epoch: int, start: int = 0) -> None:
         """Set the epoch of the next loop, and the number of batches to skip."""

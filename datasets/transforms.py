@@ -44,10 +44,7 @@ class TrainTransform:
 
 
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """uint8 (3, H, W) → float32 (3, H, W): shift by pixels down and right, filled with black.
-
-    Equals padding by p on all sides and cropping at (top, left) for down = p - top, right = p - left.
-    """
+    """uint8 (3, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
     seen = image[:, max(-down, 0):max(height - down, 0), max(-right, 0):max(width - right, 0)]
     canvas = torch.zeros(image.shape)
@@ -57,11 +54,7 @@ def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
 
 
 def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
-    """Fill a random rectangle of an image (3, H, W) with normal noise per pixel and channel, in place.
-
-    Equals timm's random erasing with mode "pixel", which uses the global generator; a loading thread would share it with
-    training.
-    """
+    """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
     for _ in range(ATTEMPTS):
         area = draw.uniform(*ERASED_AREA) * height * width

@@ -50,9 +50,8 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Ca
                   fill: Callable[[Path], Recipe]) -> bool:
     """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
 
-    `fill` writes the files into a temporary folder and returns entries for the marker file; the folder replaces `target` when
-    it is complete. `is_complete` decides by the marker whether all files of an existing data set are there. Raises `UserError`
-    where `target` may not be replaced or cannot be written.
+    `fill` writes the files and returns entries for the marker file; `is_complete` decides by the marker whether all files are
+    there. Raises `UserError` where `target` may not be replaced or cannot be written.
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()) and is_complete(marker):

@@ -21,10 +21,7 @@ def rectangle(left: float, top: float, right: float, bottom: float) -> list[Poin
 
 
 class Canvas:
-    """Label map of one triplet, initially 0 everywhere; `height` and `width` are in pixels.
-
-    `materials[label]` is five numbers in [0, 1]: red, green, blue, near-infrared reflectance, thermal radiance.
-    """
+    """Label map of one triplet, `height`×`width` pixels; `materials[label]` is (red, green, blue, NI, TI), each in [0, 1]."""
 
     def __init__(self, height: int, width: int):
         self.height = height

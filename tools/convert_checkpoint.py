@@ -1,7 +1,4 @@
-"""Convert a checkpoint between DeMo's names and ours.
-
-    python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
-"""
+"""Convert a checkpoint between DeMo's names and ours: python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours"""
 import sys
 from pathlib import Path
 
@@ -37,11 +34,10 @@ def main() -> None:
         raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
                         f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is.")
 
-    content = to_demo(found.model) if arguments.to == "demo" else {
-        "model": found.model, "num_class": found.num_class, "camera_num": found.camera_num}
-    save_whole(content, output)
-    count = len(content if arguments.to == "demo" else found.model)
-    print(f"Wrote {count} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
+    weights = to_demo(found.model) if arguments.to == "demo" else found.model
+    about = {"num_class": found.num_class, "camera_num": found.camera_num}
+    save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
+    print(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
           f"{found.camera_num} cameras")
     if unknown := unknown_names(found.model):
         print(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"

@@ -1,7 +1,4 @@
-"""Write the features of a split to a file of numpy arrays.
-
-    python tools/export_features.py --weight W --return_pattern 3 --split gallery --output X.npz
-"""
+"""Write the features of a split as numpy arrays: python tools/export_features.py --weight W --output X.npz"""
 import sys
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""Write a synthetic triplet data set in the layout and with the names of RGBNT201, plus foreground masks.
-
-    python tools/make_synthetic.py --root data/synthetic
-"""
+"""Write synthetic triplets in the layout of RGBNT201, with masks: python tools/make_synthetic.py --root data/synthetic"""
 import sys
 from pathlib import Path
 

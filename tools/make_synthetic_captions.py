@@ -1,7 +1,4 @@
-"""Write a synthetic image-text data set: images of coloured shapes, captions, long captions, and a tiny text tower.
-
-    python tools/make_synthetic_captions.py --root data
-"""
+"""Write synthetic images with captions and a tiny text tower: python tools/make_synthetic_captions.py --root data"""
 import sys
 from pathlib import Path
 

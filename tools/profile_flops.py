@@ -1,6 +1,4 @@
-"""Parameters and multiply-accumulates of a configuration's model, without data and weights.
-
-    python tools/profile_flops.py --config_file configs/RGBNT201/DeMo.yml
+"""Parameters and multiply-accumulates of a model: python tools/profile_flops.py --config_file F
 
 The cost of HDM's plain formulation, in which published figures count, is printed beside that of the shortcut in use.
 """

@@ -1,7 +1,4 @@
-"""Share of the kept patches that lie on the person, on data whose foreground is known.
-
-    python tools/selection_quality.py --weight W --output selection.png --json selection.json
-"""
+"""Share of the kept patches that lie on the person: python tools/selection_quality.py --weight W"""
 import sys
 from pathlib import Path
 
@@ -66,10 +63,7 @@ def main() -> None:
 
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
-    """Whether at least half of a patch's pixels are on the person: (images, N) bool.
-
-    Raises `UserError` where there are no masks, one cannot be read, or none has such a patch.
-    """
+    """Whether at least half of a patch's pixels are on the person: (images, N) bool. Raises `UserError` without such masks."""
     paths = [mask_path(sample) for sample in samples]
     absent = [path for path in paths if not path.exists()]
     if absent and not absent[0].parent.is_dir():

@@ -1,7 +1,4 @@
-"""Results of a study as Markdown: means over seeds, and paired differences to the first variant with their intervals.
-
-The input is the content of study.json, which tools/study.py writes; tables can be made again from that file alone.
-"""
+"""Results of a study, the content of study.json, as Markdown: means, and paired differences to the first variant."""
 import warnings
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
@@ -40,10 +37,7 @@ class Difference(NamedTuple):
 
 
 def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> Difference | None:
-    """values - baseline by seed, over the seeds of both; None for fewer than two.
-
-    Intervals: percentiles of the mean of resampled seeds (bootstrap, Efron 1979), and Student's.
-    """
+    """values - baseline by seed, with intervals of the bootstrap (Efron 1979) and Student; None for fewer than two."""
     seeds = [seed for seed in values if seed in baseline]
     if len(seeds) < 2:
         return None
@@ -136,7 +130,7 @@ def _cost_table(result: dict[str, Any]) -> str:
     for variant in result["variants"]:
         seconds = (made["seconds"] for seed, made in variant["made_with"].items()
                    if "seconds" in made and seed not in variant["failed"])
-        # The costs of a variant with a training script of its own are unknown.
+        # Recorded variants with a training script of their own have none.
         costs = (f"{variant['parameters']:,}", f"{variant['gmacs']:.3f}") if "gmacs" in variant else ("–", "–")
         rows.append([variant["name"], *costs, _spread(seconds, 0)])
     return _table(["variant", "parameters", "GMACs", "seconds per run"], rows)
