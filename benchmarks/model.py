@@ -191,8 +191,7 @@ def evaluation_rows(quick: bool) -> list[Row]:
             found["ours"] = [ranking.mAP for ranking in evaluate_reid(cfg, sides.ours, data)[cfg.TEST.MISS].values()]
 
         seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
-        # Where rounding decides which of two images is nearer to a query, its AP may differ: with three matches or more by up
-        # to a sixth.
+        # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
         check_equal("evaluation", torch.tensor(found["ours"]), torch.tensor(found["reference"]), 0.17 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]
 

@@ -24,8 +24,7 @@ Images = tuple[torch.Tensor, ...]
 S = TypeVar("S")
 T = TypeVar("T")
 
-# A file of a few kilobytes can decode to pixels that fill the memory. Images of more than MAX_PIXELS are refused; Pillow warns
-# only, and decodes up to twice as many.
+# Larger images, which can fill the memory from a few kilobytes, are refused; Pillow decodes up to twice as many pixels.
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 

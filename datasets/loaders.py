@@ -25,10 +25,9 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
 
 class ImageDataset(Dataset):
-    """Sample i is (images: a list of (3, H, W) float32, *targets[i]); it is read from the files `paths[source_of[i]]`.
+    """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[source_of[i]]` (default: `paths[i]`).
 
-    `decode` reads the files of one sample; `source_of` defaults to one sample for each entry of `paths`. A key is an index, or
-    (index, seed) where the transform draws from a generator with that seed.
+    A key is an index, or (index, seed) where the transform draws from a generator with that seed.
     """
 
     def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,

@@ -36,11 +36,10 @@ class EpochBatchSampler(ABC):
 
 
 class IdentityBatchSampler(EpochBatchSampler):
-    """Batches of `batch_size / instances` random identities with `instances` samples each.
+    """Batches of `batch_size / instances` random identities with `instances` samples each, until too few identities remain.
 
-    In every epoch the samples of each identity are shuffled and split into groups of `instances`; an identity with fewer
-    samples is drawn with replacement to one group, a remainder is dropped. Each batch takes one group of random identities,
-    until too few identities remain.
+    The shuffled samples of each identity form groups of `instances` without the remainder; where they are fewer than one group,
+    it is drawn with replacement.
     """
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):

@@ -19,8 +19,7 @@ ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 class TrainTransform:
     """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (docs/method.md).
 
-    All randomness comes from the generator argument, by default Python's global one. Flip, pad and crop are a single copy into
-    a black canvas: as separate transforms they dominate the time after decoding.
+    Flip, pad and crop are one copy into a black canvas: as separate transforms they dominate the time after decoding.
     """
 
     def __init__(self, cfg: CfgNode):

@@ -92,8 +92,8 @@ def _check_free(target: Path, overwrite: bool) -> None:
         return
     made_here = read_marker(target) is not None
     if overwrite and not made_here:
-        raise UserError(f"{target} is not empty and has no {MARKER}, so this tool did not make it and it may be the "
-                        f"real data set; --overwrite does not replace it: choose another --root.")
+        raise UserError(f"{target} is not empty and has no {MARKER}, so this tool did not make it and it may be the real data "
+                        "set; --overwrite does not replace it: choose another --root.")
     if not overwrite:
         raise UserError(f"{target} exists already and is not empty; choose another --root"
                         + (" or pass --overwrite to replace it." if made_here else "."))

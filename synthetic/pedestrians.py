@@ -1,8 +1,7 @@
 """Synthetic pedestrians in three modalities: a small re-identification problem without a download.
 
-A triplet is drawn once, as a map of materials, and rendered in three modalities. An identity consists of a look in RGB (colours
-and pattern), NI (reflectance of the clothes) and TI (insulation of the clothes). Many identities share a look in one modality;
-only the three looks together are unique. Pose, position, background, occluders, light and noise do not depend on the identity.
+A triplet is drawn once, as a map of materials, and rendered in three modalities. Only an identity's looks in RGB (colours and
+pattern), NI (reflectance of the clothes) and TI (their insulation) together are unique; all else is independent of it.
 """
 from dataclasses import dataclass, replace
 from math import prod
@@ -56,10 +55,9 @@ OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:
-    """`number` identities with different combinations of looks.
+    """`number` identities with different combinations of looks. Raises `UserError` where there are fewer combinations.
 
-    Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn), so that all three are
-    needed. Raises `UserError` where there are fewer combinations than identities.
+    Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn): all three are needed.
     """
     if number > prod(LOOK_SHAPE):
         raise UserError(f"{number} identities were asked for in all, but there are no more than "

@@ -1,6 +1,5 @@
-"""Scenes of the synthetic pedestrians: a canvas of materials, backgrounds and occluders.
+"""Scenes of the synthetic pedestrians, independent of the identity: a canvas of materials, backgrounds and occluders.
 
-They are independent of the identity: all images draw their objects from the same distributions.
 Lengths are relative to the height of the image; y points down from the top edge, x right from the left edge.
 """
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Synthetic scenes with captions: two to four coloured shapes on a plain background, and sentences that describe them.
 
-Image and captions are made from one description. The shapes of a scene have different colours and positions; kinds, sizes and
-textures may repeat. A caption names two or three shapes by some of their attributes, which nearly always identifies the scene
-among a few hundred; a long caption names everything.
+The shapes of a scene have different colours and positions. A caption names two or three shapes by some of their attributes,
+which nearly always identifies the scene among a few hundred; a long caption names everything.
 """
 from collections.abc import Collection
 from dataclasses import dataclass

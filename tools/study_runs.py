@@ -115,19 +115,16 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    found = [([_script("train_net.py"), "--overwrite", *arguments], folder / RECORD)]
+    # Relative, so that the command in run.json works in the study's working directory.
+    found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
     suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
     for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or selector_name(variant.cfg)):
             output = folder / f"{name}{suffix}.json"
-            found.append(([_script(script), *arguments, *options, "--json", str(output)], output))
+            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--json", str(output)], output))
     return found
-
-
-def _script(path: str) -> str:
-    return os.path.relpath(ROOT / path)  # so that the command in run.json works in the study's working directory
 
 
 def is_done(output: Path) -> bool:
@@ -140,9 +137,9 @@ def is_done(output: Path) -> bool:
 
 def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    found: dict[str, Any] = {"command": shlex.join(["python", _script("train_net.py"), *variant.arguments]),
-                             "evaluate": list(variant.evaluate), "records": {}, "made_with": {}, "failed": {}, "missing": {},
-                             "selection": {}}
+    command = shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *variant.arguments])
+    found: dict[str, Any] = {"command": command, "evaluate": list(variant.evaluate), "records": {}, "made_with": {},
+                             "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
         found["records"][name] = _read(folder / METRICS) or []
