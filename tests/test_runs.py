@@ -60,9 +60,8 @@ def test_metrics_hold_every_evaluation(trained):
     assert set(records[0]) == {"epoch", "patterns"}
     for record in records[1:]:
         assert record["loss"] > 0 and record["lr"] > 0 and 0 <= record["accuracy"] <= 1
-        parts = {name: mean for name, mean in record.items() if name.startswith("loss/")}
-        assert set(parts) == {f"loss/{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
-        assert sum(parts.values()) == pytest.approx(record["loss"], rel=1e-5)
+        assert set(record["losses"]) == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
+        assert sum(record["losses"].values()) == pytest.approx(record["loss"], rel=1e-5)
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
@@ -95,9 +94,8 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
             assert (event.step, event.value) == (2, pytest.approx(value, abs=1e-6))
     assert board.Scalars("train/loss")[-1].value == pytest.approx(last["loss"], rel=1e-5)
-    for name in (name for name in last if name.startswith("loss/")):
-        assert board.Scalars(f"train/{name}")[-1].value == pytest.approx(last[name], rel=1e-5)
-        assert f"{name.removeprefix('loss/')} {last[name]:.3f}" in log
+    for name, value in last["losses"].items():
+        assert board.Scalars(f"train/loss/{name}")[-1].value == pytest.approx(value, rel=1e-5) and f"{name} {value:.3f}" in log
 
 
 @pytest.fixture(scope="module")
