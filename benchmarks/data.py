@@ -22,8 +22,7 @@ from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import make_synthetic
 
-FITTING, OTHER = (256, 128), (300, 150)
-"""Heights and widths on disk: the input size of the network, as in RGBNT201, and one that is resized."""
+FITTING, OTHER = (256, 128), (300, 150)  # height and width on disk: as the network's input, and one that is resized
 MOST_WAITING = 1.0  # per cent of the training time
 
 

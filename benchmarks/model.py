@@ -182,15 +182,11 @@ def evaluation_rows(quick: bool) -> list[Row]:
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
-        found = {}
-
-        def reference() -> None:
-            found["reference"] = [plain_evaluation(sides, data, pattern) for pattern in RETURN_PATTERNS]
-
-        def ours() -> None:
-            found["ours"] = [ranking.mAP for ranking in evaluate_reid(cfg, sides.ours, data)[cfg.TEST.MISS].values()]
-
-        seconds = in_turns("evaluation", {"reference": reference, "ours": ours}, 1, sides.device)
+        found: dict[str, list[float]] = {}
+        seconds = in_turns("evaluation", {
+            "reference": lambda: found.update(reference=[plain_evaluation(sides, data, number) for number in RETURN_PATTERNS]),
+            "ours": lambda: found.update(ours=[one.mAP for one in evaluate_reid(cfg, sides.ours, data)[cfg.TEST.MISS].values()]),
+        }, 1, sides.device)
         # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
         check_equal("evaluation", torch.tensor(found["ours"]), torch.tensor(found["reference"]), 0.17 / len(data.query))
         return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets", seconds, at_least=3)]

@@ -26,7 +26,7 @@ from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command, commit, machine, versions
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 
-PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {
+PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description, and rows by `quick`
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
     "fusion": ("HDM and ATMoE alone", lambda quick: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
     "sdtps": ("SDTPS alone, and its share of the whole forward",
@@ -37,7 +37,6 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
     "data": ("decoding, augmentation, and waiting time of training", data_rows),
 }
-"""Description and rows of each part; a function takes `quick`."""
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ from demo_sdtps.config.common import printable
 
 SPLITS = ("train", "query", "gallery")
 
-VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
-"""Folder of each modality in the MSV data sets of vehicles (MSVR310, MSVWild863)."""
+VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data sets (MSVR310, MSVWild863)
 
 
 @dataclass(frozen=True)

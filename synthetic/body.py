@@ -34,10 +34,9 @@ RGB_LOOKS = tuple(ColourLook(*look.split()) for look in (
     "red white band navy brown", "blue white plain beige black", "blue white logo black brown",
     "blue yellow stripes grey black", "green white open navy black", "yellow black plain navy brown",
     "brown beige checks grey black"))
-NI_LOOKS = tuple((upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88))
-"""Near-infrared reflectance of the upper and the lower garment; it depends on fibre and dye, not on the colour."""
+NI_LOOKS = tuple((upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88))  # reflectances
 TI_LOOKS = tuple((torso, sleeves, legs) for torso in (0.28, 0.52, 0.80) for sleeves in (0.32, 0.85) for legs in (0.32, 0.72))
-"""Thermal radiance of torso, arms and legs: body heat that passes the insulation of the garment."""
+"""Thermal radiance: body heat that passes the insulation of the garment."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occ
 VERSION = 1  # incremented whenever the same seed gives other images
 MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
-CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
-"""The numbers of a material that each modality renders."""
+CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))  # of a material's numbers
 
 
 @dataclass(frozen=True)

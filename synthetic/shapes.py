@@ -169,7 +169,7 @@ def _regular(corners: int, *radii: float, turn: float = 0.0) -> np.ndarray:
 
 
 _BAR = np.array([(-1, -0.33), (-1, 0.33), (1, 0.33), (1, -0.33)])
-OUTLINES = {
+OUTLINES = {  # polygons of radius about 1 that are drawn (1) or cut out (0) in order
     "circle": [(_regular(40, 0.95), 1)],
     "square": [(_regular(4, 1.2, turn=np.pi / 4), 1)],
     "triangle": [(np.add(_regular(3, 1.2), (0.2, 0)), 1)],
@@ -178,7 +178,6 @@ OUTLINES = {
     "ring": [(_regular(40, 1.05), 1), (_regular(40, 0.55), 0)],
     "diamond": [(_regular(4, 1.15, 0.8), 1)],
 }
-"""Polygons of radius about 1 that are drawn (1) or cut out (0) in order."""
 
 
 def _vocabulary() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ STARTED = "\ndevice "  # line of the log before the first step
 SAVING_EVERY = 3  # one in so many kills waits until the training saves
 SHARED = ("DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu", "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EVAL_PERIOD", "1",
           "SOLVER.CHECKPOINT_MINUTES", "1e-6", "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.1", "RESUME", "auto")
-CLI_ARGS = {
+CLI_ARGS = {  # of a tiny run of each command
     "train_net": ("--config_file", "configs/Synthetic/DeMo_SDTPS.yml", "INPUT.SIZE_TRAIN", "[32,16]",
                   "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
                   "DATALOADER.NUM_INSTANCE", "2", "MODEL.SDTPS_GUMBEL_SELECT", "True",
@@ -43,9 +43,7 @@ CLI_ARGS = {
     "train_seps": ("--config_file", "configs/SEPS/shapes.yml", "MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8",
                    "MODEL.EMBED_SIZE", "16", "INPUT.SIZE", "[32,32]", "SOLVER.STEPS", "(1,2)"),
 }
-"""Command line of a tiny run of each command."""
-NOT_COMPARED = ("/meter/waited", "/meter/seconds", "/config")
-"""Entries of last.pth that differ between equal runs: their durations and paths."""
+NOT_COMPARED = ("/meter/waited", "/meter/seconds", "/config")  # durations and paths in last.pth, which differ between runs
 
 
 def parser() -> argparse.ArgumentParser:

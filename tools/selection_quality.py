@@ -30,8 +30,7 @@ from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.tools.figures import np, plt, save
 from demo_sdtps.tools.make_synthetic import MASKS
 
-COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd4", "TI": "#2a9d8f"}
-"""Of detectors; others get matplotlib's."""
+COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd4", "TI": "#2a9d8f"}  # of detectors
 
 
 def main() -> None:

@@ -130,9 +130,8 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
 def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
     record = output.with_name(RECORD)
-    if not output.exists() or (_read(record) or {}).get("status") != FINISHED:
-        return False
-    return output.stat().st_mtime >= record.stat().st_mtime
+    return (output.exists() and (_read(record) or {}).get("status") == FINISHED
+            and output.stat().st_mtime >= record.stat().st_mtime)
 
 
 def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:

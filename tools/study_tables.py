@@ -163,8 +163,7 @@ def _spread(values: Iterable[float], digits: int = 1) -> str:
 
 
 def _difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[str, str]:
-    found = paired_difference(values, baseline)
-    if found is None:
+    if not (found := paired_difference(values, baseline)):
         return "", ""
     emphasis = "**" if found.is_beyond_noise else ""
     bootstrap, student = (f"[{low:+.1f}, {high:+.1f}]" for low, high in (found.bootstrap, found.student))
