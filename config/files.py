@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from demo_sdtps.config.common import UserError
 
@@ -49,6 +50,14 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file; None for a missing, damaged or truncated file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def write_json(path: Path, content: object) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.files import read_json
 from demo_sdtps.datasets.synthetic import MARKER
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
@@ -75,10 +76,7 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Ca
 
 def read_marker(target: Path) -> Recipe | None:
     """The marker that a tool wrote to `target`; None where there is none."""
-    try:
-        marker = json.loads((target / MARKER).read_text())
-    except (OSError, ValueError):
-        return None
+    marker = read_json(target / MARKER)
     return marker if isinstance(marker, dict) and "version" in marker else None
 
 

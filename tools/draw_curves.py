@@ -7,11 +7,10 @@ if not __package__:  # run as a script
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-import json
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file
+from demo_sdtps.config.files import check_output_file, read_json
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
@@ -31,11 +30,11 @@ def main() -> None:
 def read_records(folder: Path) -> list[dict]:
     """The records of a run's metrics.json. Raises `UserError` where there is none."""
     try:
-        records = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        records = read_json(folder / METRICS)
         evaluated = [[record["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS]
                      for record in records if "patterns" in record]
         _ = [record["epoch"] for record in records]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         evaluated = []
     if not evaluated:
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "

@@ -1,6 +1,5 @@
 """Runs of a study in processes of their own, several at a time; finished runs are not repeated."""
 import hashlib
-import json
 import logging
 import os
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from demo_sdtps.config.files import read_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.output import LAST, METRICS
@@ -130,7 +130,7 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
 def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
     record = output.with_name(RECORD)
-    return (output.exists() and (_read(record) or {}).get("status") == FINISHED
+    return (output.exists() and (read_json(record) or {}).get("status") == FINISHED
             and output.stat().st_mtime >= record.stat().st_mtime)
 
 
@@ -141,21 +141,13 @@ def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[s
                              "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        found["records"][name] = _read(folder / METRICS) or []
-        found["made_with"][name] = {key: value for key, value in (_read(folder / RECORD) or {}).items() if key != "command"}
+        found["records"][name] = read_json(folder / METRICS) or []
+        found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
         if (variant.name, seed) in failures:
             found["failed"][name] = failures[variant.name, seed]
             continue
         for _, output in steps(variant, seed, study)[1:]:
             if is_done(output):
                 measurement = output.stem.partition("-")[0]
-                found[measurement][name] = _read(output)["cases"] if measurement == "missing" else _read(output)
+                found[measurement][name] = read_json(output)["cases"] if measurement == "missing" else read_json(output)
     return found
-
-
-def _read(path: Path) -> Any:
-    """The content of a JSON file; None for a missing or truncated file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

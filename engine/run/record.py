@@ -1,5 +1,4 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
-import json
 import platform
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import write_json
+from demo_sdtps.config.files import read_json, write_json
 from demo_sdtps.engine.run.output import RECORD
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import Stopped
@@ -93,10 +92,7 @@ def _write_end(output: Path, record: dict, started: float) -> None:
 
 def _read(path: Path) -> dict:
     """The content of a run.json, empty where it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 
