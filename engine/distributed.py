@@ -16,8 +16,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.modeling import collectives
-from demo_sdtps.modeling.batch_norm import synchronise
+from demo_sdtps.modeling.collectives import gather, synchronise
 
 Item = TypeVar("Item")
 
@@ -108,7 +107,7 @@ def replicated(model: nn.Module) -> nn.Module:
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
-    return collectives.gather(tensor) if world_size() > 1 else tensor
+    return gather(tensor) if world_size() > 1 else tensor
 
 
 def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -162,8 +161,3 @@ def check_agreement(what: str, seen: object) -> None:
     if any(other != seen for other in all_gather_object(seen)):
         raise UserError(f"The processes do not see the same: {what} differs between them; give them all the same files, on a "
                         "file system that the machines share.")
-
-
-def wait_for_all() -> None:
-    """Block until all processes have reached this call."""
-    all_gather_object(None)

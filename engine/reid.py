@@ -11,12 +11,9 @@ from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.engine.runtime import autocast
-from demo_sdtps.engine.trainer import Evaluation, Trainer
+from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
-
-PART = "loss/"
-"""Prefix of the loss's parts among an epoch's means."""
 
 
 class ReIDTrainer(Trainer[DeMo, Batch]):

@@ -22,8 +22,7 @@ from demo_sdtps.seps.transforms import CropTransform, resize_transform
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOKENIZER_BATCH = 10_000
-"""Texts per call of the tokenizer: enough for its threads, and frequent updates of the progress bar."""
+TOKENIZER_BATCH = 10_000  # texts per call of the tokenizer: enough for its threads, and frequent updates of the progress bar
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,16 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
+from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
+from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.evaluation.retrieval import five_fold
-from demo_sdtps.engine.runtime import evaluating
+from demo_sdtps.engine.runtime import choose_device, evaluating, set_seed
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
-from demo_sdtps.seps.model import SEPS
+from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.towers import load_tokenizer
+
+EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,10 @@ class RetrievalData:
 
     loader: DataLoader
     captions: list[list[int]]
-    long_captions: list[list[int]] | None
-    """One per image."""
-    image_of: torch.Tensor
-    """(captions,): the index of each caption's image."""
+    long_captions: list[list[int]] | None  # one per image
+    image_of: torch.Tensor  # (captions,): the index of each caption's image
     folds: int
-    batch: int
-    """Texts encoded, and captions compared, at a time."""
+    batch: int  # texts encoded, and captions compared, at a time
 
 
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
@@ -57,6 +59,29 @@ def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int =
                         "choose a number that divides them.")
     return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
                          cfg.TEST.IMS_PER_BATCH)
+
+
+def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
+
+    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
+    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit.
+    """
+    check_single("an evaluation")
+    if not cfg.TEST.WEIGHT:
+        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {EXAMPLE}.")
+    set_seed(cfg.SOLVER.SEED)
+    device = choose_device(cfg)
+    path = Path(cfg.TEST.WEIGHT)
+    weights, _ = read_weights_file(path, EXAMPLE)
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    tokenizer = load_tokenizer(cfg)
+    model, _ = make_seps(cfg, pretrained=False)
+    if not weights.keys() & model.state_dict().keys():
+        raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its names); "
+                        "give a checkpoint that train_seps.py wrote.")
+    fill_model(model, weights, path)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
@@ -101,7 +126,7 @@ def _encode_images(model: SEPS, loader: DataLoader) -> torch.Tensor:
     """Tokens of all images: (images, N or 1 + N, C) on the model's device."""
     device = next(model.parameters()).device
     loaded = progress(image_batches(loader), "encoding images", len(loader), unit="batch")
-    return torch.cat([model.encode_images(images.to(device, non_blocking=True)) for images in loaded])
+    return torch.cat([model.image_tower(images.to(device, non_blocking=True)) for images in loaded])
 
 
 def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
@@ -111,7 +136,7 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
     with progress(total=len(texts), desc=title, unit="text") as bar:
         for block in _blocks(range(len(texts)), texts, batch):
             words, lengths = (part.to(device) for part in padded([texts[index] for index in block]))
-            for index, vectors in zip(block, model.encode_captions(words, lengths), strict=True):
+            for index, vectors in zip(block, model.text_tower(words, lengths), strict=True):
                 encoded[index] = vectors[:len(texts[index])]
             bar.update(len(block))
     return [encoded[index] for index in range(len(texts))]

@@ -17,22 +17,14 @@ class SEPS(nn.Module):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
 
-    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
-        """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) with a class token."""
-        return self.image_tower(images)
-
-    def encode_captions(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Token ids (B, L), lengths (B,) → word vectors (B, L, C), for captions and long captions."""
-        return self.text_tower(words, lengths)
-
     def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
                 long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
         """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks."""
         long = None
         if long_captions is not None and long_lengths is not None:
             with torch.no_grad():  # the network passes no gradient to long captions
-                long = self.encode_captions(long_captions, long_lengths)
-        return self.network(self.encode_images(images), self.encode_captions(captions, lengths), lengths, long, long_lengths)
+                long = self.text_tower(long_captions, long_lengths)
+        return self.network(self.image_tower(images), self.text_tower(captions, lengths), lengths, long, long_lengths)
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:

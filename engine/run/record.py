@@ -45,9 +45,9 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     except BaseException as error:
         ended = {"status": STATUS_OF.get(type(error), FAILED), **({"error": str(error)} if str(error) else {})}
         with suppress(UserError):  # the error that ended the run, perhaps a full disk, is reported already
-            _write_end(output, record | ended, started)
+            write_json(output / RECORD, record | ended | {"seconds": time.perf_counter() - started})
         raise
-    _write_end(output, record | {"status": FINISHED}, started)
+    write_json(output / RECORD, record | {"status": FINISHED, "seconds": time.perf_counter() - started})
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
@@ -85,10 +85,6 @@ def machine(device: torch.device) -> dict[str, str | int]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {"device": str(device), "name": name, "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads()}
-
-
-def _write_end(output: Path, record: dict, started: float) -> None:
-    write_json(output / RECORD, record | {"seconds": time.perf_counter() - started})
 
 
 def _read(path: Path) -> dict:
