@@ -57,7 +57,7 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
-        values, source = _flatten(read_yaml(path, "configuration", advice), schema), str(path)
+        values, source = flatten(read_yaml(path, "configuration", advice), schema), str(path)
     for name, value in values:
         _set(cfg, schema, name, value, source)
     for name, text in pairs_of(opts):
@@ -98,7 +98,7 @@ def _config_path(path: Path) -> Path:
 def _stored_values(stored: StoredText, schema: Schema) -> list[tuple[str, object]]:
     """Values of a stored configuration. Raises `UserError` for an unknown key, as in checkpoints of another kind of model."""
     advice = "give --config_file the configuration that it was trained with"
-    values = list(_flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
+    values = list(flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
     unknown = next((name for name, _ in values if name not in schema.by_name), None)
     if unknown:
         raise UserError(f"The configuration in {stored} has the unknown key {_shown(unknown)}, so it is not of "
@@ -116,12 +116,13 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def _flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Full keys of nested sections and their values."""
     sections = {key.name.rpartition(".")[0] for key in schema.keys}
     for name, value in content.items():
         name = _shown(name, str)
         if isinstance(value, Mapping):
-            yield from _flatten(value, schema, f"{prefix}{name}.")
+            yield from flatten(value, schema, f"{prefix}{name}.")
         elif value is None and f"{prefix}{name}" in sections:
             continue  # a section whose keys are all commented out
         else:

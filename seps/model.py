@@ -33,21 +33,16 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     Without `pretrained` all weights are random, to be filled from a checkpoint. Raises `UserError` for unknown or unsuitable
     towers.
     """
-    image_tower = ImageTower(cfg)
-    text_tower = TextTower(cfg, pretrained)
-    report = "\n".join([image_tower.load(cfg.MODEL.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
-    return SEPS(image_tower, text_tower, _network(cfg, image_tower.num_patches)), report
-
-
-def _network(cfg: CfgNode, num_patches: int) -> CrossSparseAggrNet:
-    model = cfg.MODEL
+    model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
+    report = "\n".join([image_tower.load(model.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
     try:
-        return CrossSparseAggrNet(
-            embed_size=model.EMBED_SIZE, num_patches=num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
+        network = CrossSparseAggrNet(
+            embed_size=model.EMBED_SIZE, num_patches=image_tower.num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
             aggr_ratio=model.SDTPS_AGGR_RATIO, use_paper_version=model.PAPER_VERSION, top_k=model.TOP_K,
             use_gumbel_softmax=model.SDTPS_USE_GUMBEL, gumbel_tau=model.SDTPS_GUMBEL_TAU, use_dual_aggr=model.DUAL_AGGR,
             beta=model.SDTPS_BETA)
     except ValueError as error:  # the ratios leave no patch
         raise UserError(f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
-                        f"{model.SDTPS_AGGR_RATIO} do not fit the {num_patches} patches of {model.TRANSFORMER_TYPE}: {error}"
-                        ) from None
+                        f"{model.SDTPS_AGGR_RATIO} do not fit the {image_tower.num_patches} patches of "
+                        f"{model.TRANSFORMER_TYPE}: {error}") from None
+    return SEPS(image_tower, text_tower, network), report
