@@ -25,7 +25,7 @@ from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
-from demo_sdtps.engine.run.stop import StopNow, Stopped, StopRequest
+from demo_sdtps.engine.run.stop import Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.modeling.weights import current_names
 
@@ -117,7 +117,6 @@ class Trainer(ABC, Generic[Model, Batch]):
         return self.records
 
     def _train(self) -> None:
-        """All remaining epochs."""
         solver = self.cfg.SOLVER
         logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
         if not self.records and self.step == 0 and self.is_due(0):
@@ -136,7 +135,6 @@ class Trainer(ABC, Generic[Model, Batch]):
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
     def _train_epoch(self) -> None:
-        """The remaining steps of an epoch."""
         solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()
@@ -195,10 +193,10 @@ class Trainer(ABC, Generic[Model, Batch]):
             # Several processes finish it together: a process that left would block the others.
             with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
                 return self.evaluate(epoch)
-        except StopNow:
+        except Stopped:
             set_random_states(before)
             self._save()
-            raise Stopped from None
+            raise
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""

@@ -86,7 +86,6 @@ def relevance(found: MaxSim, words: torch.Tensor | None = None, tokens: torch.Te
 
 
 def _mean(values: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Mean of the valid values: (..., L) → (...)."""
     if valid is None:
         return values.mean(dim=-1)
     return values.masked_fill(~valid, 0.0).sum(dim=-1) / valid.sum(dim=-1).clamp_min(1)

@@ -131,7 +131,6 @@ def _read(path: Path) -> Mapping:
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
-    """Whether the configuration that a run wrote is `cfg`, apart from RESUMABLE_KEYS."""
     try:
         return not _changes(cfg, read_yaml(path, "configuration", "choose another OUTPUT_DIR"), schema)
     except UserError:  # not a run's configuration
