@@ -120,15 +120,9 @@ def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def share(items: Sequence[Item]) -> list[Item]:
-    """This process's part of all items: equally many in each process, padded with the first items."""
+    """This process's part of all items, or of a batch: equally many in each process, padded with the first items."""
     each = -(-len(items) // world_size())
     return [items[index % len(items)] for index in range(rank() * each, (rank() + 1) * each)]
-
-
-def share_of_batch(batch: list[Item]) -> list[Item]:
-    """This process's part of a batch, whose size is divisible by the number of processes."""
-    each = len(batch) // world_size()
-    return batch[rank() * each:(rank() + 1) * each]
 
 
 def broadcast_from_main(work: Callable[[], Item]) -> Item:

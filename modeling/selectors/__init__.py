@@ -4,7 +4,7 @@ A new selector is one file with a subclass of `base.Selector`, and one line in S
 """
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
@@ -40,5 +40,4 @@ def make_selector(cfg: CfgNode, width: int, grid: tuple[int, int]) -> Selector |
     if name not in SELECTORS:
         raise UserError(f"MODEL.SELECTOR is {name!r}, but it must be {' or '.join(map(repr, SELECTORS))}"
                         f"{nearest(name, SELECTORS)}.")
-    module, _, attribute = SELECTORS[name].partition(":")
-    return getattr(import_module(module), attribute)(cfg, width, grid)
+    return resolve_name(SELECTORS[name])(cfg, width, grid)
