@@ -15,7 +15,7 @@ setup(
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",
-        "timm>=1.0.9",
+        "timm>=1.0.20",
         "yacs>=0.1.8",
         "pyyaml>=6",
         "fvcore>=0.1.5.post20221221",

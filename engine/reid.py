@@ -64,5 +64,4 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
                           reid_table(patterns))
 
     def describe(self, means: Mapping[str, float]) -> str:
-        parts = ", ".join(f"{name.removeprefix(PART)} {mean:.3f}" for name, mean in means.items() if name.startswith(PART))
-        return f"loss {means['loss']:.3f} ({parts}), accuracy {100 * means['accuracy']:.1f} %"
+        return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"

@@ -26,7 +26,7 @@ QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""
 
 
-def words_for(root, *more, config=CONFIG, small=SMALL):
+def cli_args_for(root, *more, config=CONFIG, small=SMALL):
     return ["--config_file", str(config), "DATASETS.ROOT_DIR", str(root), *small, *map(str, more)]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import seps_tiny
 import torch
-from commands import CONFIG, ONE_LINE, words_for
+from commands import CONFIG, ONE_LINE, cli_args_for
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
@@ -84,9 +84,9 @@ def cli_args_of(case: Case, place: Place) -> list[str]:
     if case.command in ("convert", "synthetic") or own == ["--config_file"]:
         return own
     if case.command.endswith("seps"):
-        shared = seps_tiny.words_for(place.root)
+        shared = seps_tiny.cli_args_for(place.root)
     else:
-        shared = words_for(place.root, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False")
+        shared = cli_args_for(place.root, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False")
     first = own[:2] if own[:1] == ["--config_file"] else []
     return [*(first or shared[:2]), *shared[2:], "OUTPUT_DIR", str(place.folder / "output"), *own[len(first):]]
 
@@ -106,7 +106,7 @@ def tree(folder: Path) -> dict[str, object]:
 def weights_for(root: Path, path: Path, change: Callable[[dict], object] = lambda content: None, cameras: int = 4) -> Path:
     """Write a changed checkpoint of the tiny model."""
     torch.manual_seed(0)
-    model = make_model(load_cfg(CONFIG, words_for(root)[2:]), 6, cameras)
+    model = make_model(load_cfg(CONFIG, cli_args_for(root)[2:]), 6, cameras)
     content = {"model": model.state_dict(), "dataset": "RGBNT201", "camera_num": cameras}
     torch.save(change(content) or content, path)
     return path

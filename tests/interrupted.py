@@ -17,7 +17,7 @@ RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True",
 EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
 
 
-def words_for(root, *more):
+def cli_args_for(root, *more):
     """A command's words: three epochs of five or six steps, each evaluated."""
     return ["--config_file", "configs/Synthetic/DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, *SMALL, "SOLVER.MAX_EPOCHS", "3",
             "SOLVER.EVAL_UNTRAINED", "False", *RANDOM, *more]

@@ -25,18 +25,18 @@ SMALL = ("MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8", "MODEL.E
          "MODEL.DEVICE", "cpu", "SOLVER.AMP", "off", "TEST.IMS_PER_BATCH", "5")
 
 
-def words_for(root, *more):
+def cli_args_for(root, *more):
     """A command's words for the data in `root`."""
     return ["--config_file", str(CONFIG), "DATASETS.ROOT_DIR", str(root), "MODEL.TEXT_TOWER", str(root / "shapes" / "bert"),
             *SMALL, *map(str, more)]
 
 
 def cfg_for(root, *more):
-    return load_cfg(CONFIG, words_for(root, *more)[2:], SEPS_SCHEMA)
+    return load_cfg(CONFIG, cli_args_for(root, *more)[2:], SEPS_SCHEMA)
 
 
 def train(root, output, *more):
     """Call train_seps.py: → the folder of the run."""
-    with mock.patch.object(sys, "argv", ["train_seps.py", *words_for(root, "OUTPUT_DIR", output, *more)]):
+    with mock.patch.object(sys, "argv", ["train_seps.py", *cli_args_for(root, "OUTPUT_DIR", output, *more)]):
         run(train_seps.main)
     return output

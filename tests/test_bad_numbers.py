@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 from commands import ONE_LINE, contents
-from interrupted import EVERY_STEP, at, words_for
-from seps_tiny import words_for as seps_words_for
+from interrupted import EVERY_STEP, at, cli_args_for
+from seps_tiny import cli_args_for as seps_cli_args_for
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
@@ -21,7 +21,7 @@ from demo_sdtps.seps.training import SEPSTrainer
 
 @pytest.fixture
 def loader(tiny_root):
-    cfg = load_cfg(None, [str(word) for word in words_for(tiny_root)[2:]])
+    cfg = load_cfg(None, [str(word) for word in cli_args_for(tiny_root)[2:]])
     return train_loader(cfg, read_splits(cfg, ("train",))["train"])
 
 
@@ -37,8 +37,8 @@ def spoiled(kind, number, value):
     return mock.patch.object(kind, "loss", loss_of)
 
 
-COMMANDS = {"train_net": (train_net.main, ReIDTrainer, words_for, "tiny_root"),
-            "train_seps": (train_seps.main, SEPSTrainer, seps_words_for, "shapes_root")}
+COMMANDS = {"train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
+            "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root")}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -123,7 +123,7 @@ def test_weights_that_a_finite_loss_has_spoiled(command, tiny_root, tmp_path, mo
     before = {}
     third = at(Trainer, "_save", 3, lambda: (before.update(contents(output)), spoil()))
     with mock.patch.object(Trainer, "_train_step", watched), third:
-        code, _, stderr = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP))
+        code, _, stderr = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP))
     said = stderr.strip().splitlines()[-1]
     assert code == 2 and said.startswith(f"{ONE_LINE}The weights are no longer finite in epoch 1 (1 tensors, the first ")
     assert contents(output)["last.pth"] == before["last.pth"]

@@ -3,7 +3,7 @@ import runpy
 import sys
 
 import pytest
-from commands import ONE_LINE, ROOT, SCRIPTS, words_for
+from commands import ONE_LINE, ROOT, SCRIPTS, cli_args_for
 
 from demo_sdtps import train_net
 
@@ -41,5 +41,5 @@ def test_keys_that_do_not_exist_are_told(command):
 
 def test_negative_values_pass_the_command_line(command, tmp_path):
     for value in ("-1", "-0.5", "-1e-4"):
-        _, _, stderr = command(train_net.main, *words_for(tmp_path, "SOLVER.BASE_LR", value))
+        _, _, stderr = command(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", value))
         assert stderr.startswith(ONE_LINE + "SOLVER.BASE_LR") and "greater than 0" in stderr

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, table_of, weights_file, words_for
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -41,7 +41,7 @@ def fails(command, monkeypatch, tmp_path):
 def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts, split):
     empty = sorted((own_root / "RGBNT201" / split / "NI").iterdir())[5]
     empty.write_bytes(b"")
-    said = fails(train_net.main, *words_for(own_root, *opts))
+    said = fails(train_net.main, *cli_args_for(own_root, *opts))
     assert str(empty) in said and "it is empty" in said
 
 
@@ -49,7 +49,7 @@ def test_fails_for_an_empty_image_that_is_met_on_the_way(own_root, tmp_path):
     """Without cache and check it is found when it is its turn, by a loading process: one line as well."""
     for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():
         empty.write_bytes(b"")
-    words = words_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "output")
+    words = cli_args_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "output")
     done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
@@ -57,58 +57,58 @@ def test_fails_for_an_empty_image_that_is_met_on_the_way(own_root, tmp_path):
 
 
 def test_fails_for_too_few_identities(fails, tiny_root):
-    said = fails(train_net.main, *words_for(tiny_root, "SOLVER.IMS_PER_BATCH", "16"))
+    said = fails(train_net.main, *cli_args_for(tiny_root, "SOLVER.IMS_PER_BATCH", "16"))
     assert "has 6 identities" in said and "lower SOLVER.IMS_PER_BATCH to at most 12" in said
 
 
 @pytest.mark.parametrize("opts", [["MODEL.DEVICE", "cuda:99"], ["MODEL.DEVICE", "cuda", "MODEL.DEVICE_ID", "99"]],
                          ids=["device", "its number"])
 def test_fails_for_a_gpu_that_is_not_there(fails, tiny_root, opts):
-    said = fails(train_net.main, *words_for(tiny_root, *opts))
+    said = fails(train_net.main, *cli_args_for(tiny_root, *opts))
     assert "The GPU cuda:99" in said and "CUDA devices that torch can use" in said and "set MODEL.DEVICE to 'cpu'" in said
 
 
 def test_fails_for_pretrained_weights_of_something_else(fails, tiny_root, small_weights):
-    words = words_for(tiny_root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", small_weights)
+    words = cli_args_for(tiny_root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", small_weights)
     assert "holds no weights of test_vit" in fails(train_net.main, *words)
 
 
 def test_fails_for_an_output_that_is_a_file(fails, tiny_root, tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert str(tmp_path / "file") in fails(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "file"))
+    assert str(tmp_path / "file") in fails(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.fixture
 def small_weights(tiny_root, tmp_path):
-    return weights_file(tmp_path / "weights.pth", load_cfg(CONFIG, words_for(tiny_root)[2:]))
+    return weights_file(tmp_path / "weights.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
 
 def test_weights_without_a_run_are_tested(command, tiny_root, small_weights):
-    code, stdout, _ = command(test_net.main, *words_for(tiny_root, "--weight", small_weights))
+    code, stdout, _ = command(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights))
     assert code == 0 and list(table_of(stdout)) == ["1", "2", "3"]
 
 
 def test_fails_for_weights_of_another_configuration(fails, tiny_root, small_weights):
     small_weights = str(small_weights)
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", small_weights, config=BASELINE))
+    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights, config=BASELINE))
     assert small_weights in said and "do not fit" in said and "config.yml" in said
     assert said.count("is not part of the model") == 3 and "sdtps" in said and "and 36 more" in said
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", small_weights, "INPUT.SIZE_TRAIN", "[64,16]",
+    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights, "INPUT.SIZE_TRAIN", "[64,16]",
                                            "INPUT.SIZE_TEST", "[64,16]"))
     assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
 
 
 def test_fails_for_weights_of_a_smaller_configuration(fails, tiny_root, tmp_path):
-    path = weights_file(tmp_path / "baseline.pth", load_cfg(BASELINE, words_for(tiny_root)[2:]))
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", path))
+    path = weights_file(tmp_path / "baseline.pth", load_cfg(BASELINE, cli_args_for(tiny_root)[2:]))
+    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", path))
     assert said.count("is missing") == 3 and "sdtps." in said
 
 
 def test_a_failed_export_leaves_no_file(fails, own_root, small_weights, tmp_path):
     empty = own_root / "RGBNT201" / "test" / "RGB" / sorted(os.listdir(own_root / "RGBNT201" / "test" / "RGB"))[3]
     empty.write_bytes(b"")
-    said = fails(export_features.main, *words_for(own_root, "--weight", small_weights), "--output", tmp_path / "x.npz")
+    said = fails(export_features.main, *cli_args_for(own_root, "--weight", small_weights), "--output", tmp_path / "x.npz")
     assert str(empty) in said
     assert not list(tmp_path.glob("x.npz*"))
 
@@ -136,4 +136,4 @@ def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):
         for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
             if "_cam1_" not in path.name:
                 path.unlink()
-    assert "has a match in the gallery" in fails(test_net.main, *words_for(own_root, "--weight", small_weights))
+    assert "has a match in the gallery" in fails(test_net.main, *cli_args_for(own_root, "--weight", small_weights))

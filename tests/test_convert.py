@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, contents, words_for
+from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, cli_args_for, contents
 from golden_cases import relative_error
 
 from demo_sdtps.config import load_cfg
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated"),
 
 @pytest.fixture(scope="module")
 def words(tiny_root):
-    return words_for(tiny_root, *FUSION)
+    return cli_args_for(tiny_root, *FUSION)
 
 
 @pytest.fixture(scope="module")

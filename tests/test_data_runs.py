@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from commands import COLUMNS, TRUNK_WIDTH, near, printed, records_of, scores_of, table_of, words_for
+from commands import COLUMNS, TRUNK_WIDTH, cli_args_for, near, printed, records_of, scores_of, table_of
 from layouts import WRITERS
 from reference import ranking
 
@@ -17,7 +17,7 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     expected = WRITERS[name](tmp_path)
-    words = words_for(tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1")
+    words = cli_args_for(tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
     assert code == 0, stderr
     counts = ", ".join(f"{len(samples)} {split}" for split, samples in expected.items())

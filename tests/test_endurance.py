@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from commands import ROOT, records_of, words_for
+from commands import ROOT, cli_args_for, records_of
 
 EPOCHS, WARM_UP, WINDOW = 200, 50, 30
 """Of the long run; its first epochs, in which memory and caches fill; and how many are compared at both ends of the rest."""
@@ -25,7 +25,7 @@ def start():
     started = []
 
     def start(root, output, *opts):
-        words = words_for(root, "OUTPUT_DIR", output, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", *opts)
+        words = cli_args_for(root, "OUTPUT_DIR", output, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", *opts)
         started.append(subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *map(str, words)], stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, start_new_session=True))
         return started[-1]

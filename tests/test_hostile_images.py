@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import words_for
+from commands import cli_args_for
 from hostile import Case, run_case, table, tree, weights_for
 from PIL import Image
 from triplets import message_of
@@ -197,7 +197,7 @@ def test_verifying_finds_them_all_before_anything_is_written(place, command):
     for (_, make, _), path in zip(BROKEN, images, strict=True):
         make(place._replace(number=images.index(path)))
     before = tree(place.folder.parent)
-    words = words_for(place.root, "OUTPUT_DIR", place.folder / "output", "DATASETS.VERIFY", "True")
+    words = cli_args_for(place.root, "OUTPUT_DIR", place.folder / "output", "DATASETS.VERIFY", "True")
     code, _, stderr = command(train_net.main, *words)
     assert code == 2 and f"error: {len(BROKEN)} of {(48 + 32) * 3} images cannot be read; replace them" in stderr
     assert all(str(path) in stderr for path in images) and tree(place.folder.parent) == before

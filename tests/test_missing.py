@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, cases_of, near, printed, table_of, weights_file, words_for
+from commands import COLUMNS, CONFIG, ONE_LINE, ROOT, cases_of, cli_args_for, near, printed, table_of, weights_file
 from golden_cases import relative_error
 from reference import sdtps as reference
 from tiny import CAMERAS, random_images, tiny_model
@@ -134,7 +134,7 @@ def test_every_image_passes_the_backbone_once(cases):
 @torch.no_grad()
 def test_the_options_of_an_evaluation(options, tiny_root):
     """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
-    cfg = load_cfg(CONFIG, words_for(tiny_root, *options)[2:])
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *options)[2:])
     loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
     torch.manual_seed(0)
     model = make_model(cfg, 5, CAMERAS).eval()
@@ -157,7 +157,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
     """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
-    words = words_for(tiny_root, *FUSION)
+    words = cli_args_for(tiny_root, *FUSION)
     path = weights_file(tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:]))
     return [*words, "TEST.WEIGHT", str(path)]
 

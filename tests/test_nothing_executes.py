@@ -10,7 +10,7 @@ import zipfile
 import pytest
 import seps_tiny
 import torch
-from commands import words_for
+from commands import cli_args_for
 from hostile import Bomb, Case, run_case, table, weights_for
 from test_seps_towers import save_bert
 from torch import nn
@@ -152,7 +152,7 @@ def own_code(*files):
 def test_a_text_tower_runs_nothing(change, place, shapes_root, command, monkeypatch):
     folder = bert_with(place, change)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # whatever is asked in a terminal is agreed to
-    words = [*seps_tiny.words_for(shapes_root), "MODEL.TEXT_TOWER", str(folder), "INPUT.MAX_LONG_WORDS", "64",
+    words = [*seps_tiny.cli_args_for(shapes_root), "MODEL.TEXT_TOWER", str(folder), "INPUT.MAX_LONG_WORDS", "64",
              "OUTPUT_DIR", str(place.folder / "output")]
     code, _, stderr = command(seps_tiny.train_seps.main, *words)
     assert code in (0, 2) and "Traceback" not in stderr
@@ -187,6 +187,6 @@ def test_a_tensor_whose_numbers_are_not_there_is_none(change, place, command):
 
 def test_training_takes_no_program_for_weights_by_name(place, command):
     """`hub` is the one word that reaches out; a web address is a file that is not there."""
-    words = words_for(place.root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", "https://example.org/w.pth")
+    words = cli_args_for(place.root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", "https://example.org/w.pth")
     code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", place.folder / "output")
     assert code == 2 and "does not exist" in stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, words_for
+from commands import ROOT, cli_args_for
 
 from demo_sdtps.config import load_cfg
 
@@ -35,6 +35,7 @@ def test_no_command_finds_a_folder_of_the_checkout_under_a_common_name(tmp_path)
 import contextlib, importlib.util, io, json, os, runpy, sys
 found, path = {{}}, sys.path[1:]
 for script in {SCRIPTS!r}:
+    sys.modules.pop("demo_sdtps.script", None)  # each command is a process of its own
     sys.path[:], sys.argv = [os.path.dirname(os.path.abspath(script)), *path], [script, "--help"]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as help:
         runpy.run_path(script, run_name="__main__")
@@ -139,7 +140,7 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     with zipfile.ZipFile(file) as content:
         content.extractall(tmp_path / "site")
     assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
-    words = words_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml")
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml")
     done = python("-m", "demo_sdtps.train_net", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)

@@ -1,7 +1,7 @@
 """profile_flops.py against the published figures, and its counts against other counters of the same products."""
 import pytest
 import torch
-from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, words_for
+from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion
@@ -113,7 +113,7 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
 
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    code, stdout, _ = command(profile_flops.main, *words_for("nowhere"), "--num_class", "9", "--camera_num", "3")
+    code, stdout, _ = command(profile_flops.main, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3")
     assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
     model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -123,6 +123,6 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("miss", ["rn", "all"])
 def test_profile_is_of_a_complete_triplet(command, tmp_path, miss):
-    outputs = [command(profile_flops.main, *words_for(tmp_path, "TEST.MISS", case))[:2] for case in ("nothing", miss)]
+    outputs = [command(profile_flops.main, *cli_args_for(tmp_path, "TEST.MISS", case))[:2] for case in ("nothing", miss)]
     assert outputs[0][0] == 0 and "backbone" in outputs[0][1]
     assert outputs[1] == outputs[0]

@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from commands import CONFIG, weights_file, words_for
+from commands import CONFIG, cli_args_for, weights_file
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.evaluation.extraction import extract_features
@@ -18,17 +18,17 @@ def drawn(command, monkeypatch, tiny_root, tmp_path):
     """Draw one query's list, with these words after the command's: → (title, the gallery's (place, distance), cfg)."""
     figures, save = [], draw_ranks.save
     monkeypatch.setattr(draw_ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words_for(tiny_root)[2:]))
+    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
     def call(*words):
-        own = words_for(tiny_root, "--weight", weights, "--queries", "1", "--output", tmp_path / "ranks.png", *words)
+        own = cli_args_for(tiny_root, "--weight", weights, "--queries", "1", "--output", tmp_path / "ranks.png", *words)
         code, _, stderr = command(draw_ranks.main, *own)
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
         assert query.startswith("query\nid ") and (tmp_path / "ranks.png").stat().st_size > 0
         cells = [re.fullmatch(r"(\d+): d = (\S+)\nid \d+, camera \d", cell).groups() for cell in gallery]
         assert [int(place) for place, _ in cells] == list(range(1, 11))
-        cfg = load_cfg(CONFIG, [*words_for(tiny_root, "TEST.WEIGHT", weights)[2:], *(w for w in words if w[:2] != "--")])
+        cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root, "TEST.WEIGHT", weights)[2:], *(w for w in words if w[:2] != "--")])
         return figures[-1].get_suptitle(), [float(distance) for _, distance in cells], cfg
 
     return call

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from commands import ONE_LINE, processes, words_for
+from commands import ONE_LINE, cli_args_for, processes
 
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
@@ -25,7 +25,7 @@ RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS
 def runs(tiny_root, tmp_path_factory):
     """Trainings in processes of their own: → their folders by name."""
     folder = tmp_path_factory.mktemp("reproducible")
-    processes(folder, *(["train_net.py", *words_for(tiny_root, *GUMBEL, *more, "OUTPUT_DIR", name)]
+    processes(folder, *(["train_net.py", *cli_args_for(tiny_root, *GUMBEL, *more, "OUTPUT_DIR", name)]
                         for name, more in RUNS.items()))
     return {name: folder / name for name in RUNS}
 
@@ -79,7 +79,8 @@ def test_the_commit_of_a_checkout(tmp_path):
 
 
 def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
-    code, _, stderr = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30"))
+    cli_args = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+    code, _, stderr = command(train_net.main, *cli_args)
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert code == 2 and stderr.splitlines()[-1].startswith(ONE_LINE)
     assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(ONE_LINE)

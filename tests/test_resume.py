@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 from commands import ONE_LINE, ROOT, contents, records_of
-from interrupted import EVERY_STEP, assert_same, at, call, kill, terminate, words_for
-from seps_tiny import words_for as seps_words_for
+from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
+from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
@@ -38,7 +38,7 @@ def in_the_root():
 def reference(tiny_root, tmp_path_factory):
     """A run that nobody disturbs, and that saves at its end alone → its folder."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    assert call(words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
     return output
 
 
@@ -47,7 +47,7 @@ def stopped(tiny_root, tmp_path_factory):
     """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("stopped") / "run"
     with at(Trainer, "_train_step", 8, terminate):
-        assert call(words_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP)) == 0
+        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP)) == 0
     return output
 
 
@@ -86,7 +86,7 @@ QUICKEST = ("in a step", "asked to end in an evaluation")
                                                 for place in PLACES if place not in QUICKEST)])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_root, tmp_path, place):
     owner, name, number, act, more = PLACES[place]
-    words = words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
     with at(owner, name, number, act):
         assert call(words) == (130 if act is kill else 0)
     assert call(words) == 0
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(reference, tiny_ro
     pytest.param((training, "evaluate_retrieval", 2, terminate), id="asked to end in an evaluation", marks=pytest.mark.slow),
 ])
 def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
-    words = seps_words_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
+    words = seps_cli_args_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
     assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0
     with at(*place):
         assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == (130 if place[-1] is kill else 0)
@@ -126,7 +126,7 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
         board.add_scalar("train/loss", 99.0, 2)
     before = (copied / "log.txt").read_text()
-    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
     log = (copied / "log.txt").read_text()
     assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):]
@@ -143,13 +143,13 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
 @pytest.mark.parametrize("resume", ["yes", "auto"])
 def test_nothing_is_left_to_do(reference, tiny_root, command, resume):
     before = contents(reference)
-    code, stdout, _ = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", reference, "RESUME", resume))
+    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, "RESUME", resume))
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     output = shutil.copytree(reference, tmp_path / "run")
-    assert call(words_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
     records = records_of(output)
     assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [1, 2, 3, 4]
     assert "WARNING SOLVER.MAX_EPOCHS is 4 and was 3" in (output / "log.txt").read_text()
@@ -161,13 +161,13 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     ([], ("RESUME", "maybe"), ["RESUME", "'auto'"]),
 ])
 def test_what_cannot_be_continued(fails, tiny_root, tmp_path, words, opts, parts):
-    said = fails([*words, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts)])
+    said = fails([*words, *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts)])
     assert all(part in said for part in parts) and not (tmp_path / "run").exists()
 
 
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
     (tmp_path / "best.pth").write_text("of somebody else")
-    assert "already holds a run (best.pth)" in fails(words_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO))
+    assert "already holds a run (best.pth)" in fails(cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO))
     assert contents(tmp_path) == {"best.pth": b"of somebody else"}
 
 
@@ -179,7 +179,7 @@ def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_pat
 def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, parts):
     before = contents(copied)
     more = ("MODEL.SDTPS_GUMBEL_SELECT", "False") if "GUMBEL" in key else ()
-    said = fails(words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, key, value, *more))
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, key, value, *more))
     assert all(part in said for part in parts) and contents(copied) == before
 
 
@@ -192,7 +192,7 @@ def without_selector(text):
 def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference, tiny_root):
     last = torch.load(copied / "last.pth", weights_only=True)
     torch.save(last | {"config": without_selector(last["config"])}, copied / "last.pth")
-    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
     said = fails([*words, "MODEL.USE_SDTPS", "False", "MODEL.SELECTOR", "sdtps_centred"])
     assert "MODEL.SELECTOR is 'sdtps_centred'" in said and "begun with ''" in said
     assert call(words) == 0
@@ -200,8 +200,8 @@ def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference
 
 
 @pytest.mark.parametrize(("words", "schema", "key", "other"), [
-    (words_for, DEMO_SCHEMA, "MODEL.SELECTOR", ("sdtps", "MODEL.USE_SDTPS", "False")),
-    (seps_words_for, SEPS_SCHEMA, "SOLVER.GRAD_CLIP", ("4.0",))])
+    (cli_args_for, DEMO_SCHEMA, "MODEL.SELECTOR", ("sdtps", "MODEL.USE_SDTPS", "False")),
+    (seps_cli_args_for, SEPS_SCHEMA, "SOLVER.GRAD_CLIP", ("4.0",))])
 def test_likewise_for_a_run_without_a_checkpoint(tmp_path, words, schema, key, other):
     """It starts again; with another value of that key it is another run."""
     def configuration(*more):
@@ -228,11 +228,11 @@ def test_other_data_are_refused(fails, copied, own_root, tiny_root, tmp_path, re
     folder = moved / "RGBNT201" / "train_171"
     lost = sorted(path.name for path in (folder / "RGB").iterdir())[0]
     twin = shutil.copytree(copied, tmp_path / "twin")
-    assert call(words_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0  # the same data elsewhere
+    assert call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0  # the same data elsewhere
     assert_same(reference, twin)
     for modality in ("RGB", "NI", "TI"):
         (folder / modality / lost).rename(folder / modality / f"{lost[:-4]}9.jpg")
-    assert "are not those that" in fails(words_for(moved, "OUTPUT_DIR", copied, *AUTO))
+    assert "are not those that" in fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO))
 
 
 def cut_short(path):
@@ -262,7 +262,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, tiny_root, kind):
     damage, reason = DAMAGES[kind]
     damage(copied / "last.pth")
-    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
     with at(Trainer, "_train_step", 1, kill):
         assert call(words) == 130
     log = (copied / "log.txt").read_text()
@@ -280,7 +280,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
 @pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])
 def test_the_checkpoint_before_leads_to_the_same_end(copied, reference, tiny_root, lose):
     lose(copied / "last.pth")
-    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 0
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 0
     assert_same(reference, copied)
 
 
@@ -289,7 +289,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny
     before = contents(copied)
     limit = 500_000
     assert len(before["last.pth"]) > 2 * limit
-    words = words_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, *EVERY_STEP)
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, *EVERY_STEP)
     done = subprocess.run([sys.executable, "train_net.py", *map(str, words)], cwd=ROOT, capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     said = done.stderr.strip().splitlines()[-1]
@@ -313,7 +313,7 @@ def in_version_0_1(path):
 
 def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
     in_version_0_1(copied / "last.pth")
-    assert call(words_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
     assert_same(reference, copied)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ROOT, words_for
+from commands import CONFIG, ROOT, cli_args_for
 from layouts import SIDE_BY_SIDE, pixels, save, write_rgbnt100
 from PIL import Image
 from triplets import PLAIN, a_text, config, cut_short, message_of, zero_bytes
@@ -159,7 +159,7 @@ def test_nothing_is_written_for_images_that_do_not_fit(own, tmp_path, command, d
     root, expected = own
     path = expected["gallery"][0].paths[0]
     damage(Path(path))
-    code, stdout, stderr = command(train_net.main, *words_for(root, *NAME, "OUTPUT_DIR", tmp_path / "run"))
+    code, stdout, stderr = command(train_net.main, *cli_args_for(root, *NAME, "OUTPUT_DIR", tmp_path / "run"))
     assert code == 2 and not stdout and stderr.startswith("error: The image ") and path in stderr
     assert stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
@@ -174,7 +174,7 @@ def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
         assert np.array_equal(drawn, part.permute(1, 2, 0).numpy())
     assert figures.room(large, 1.8) == (1.8, 0.9) and figures.room(config(root), 1.8) == (0.9, 1.8)
 
-    words = words_for(root, *NAME)
+    words = cli_args_for(root, *NAME)
     torch.save({"model": make_model(load_cfg(CONFIG, words[2:]), 5, 8).state_dict()}, tmp_path / "weights.pth")
     for tool, name in ((draw_ranks, "--queries"), (draw_tokens, "--samples")):
         path = tmp_path / f"{name}.png"

@@ -13,6 +13,7 @@ from commands import (
     CONFIG,
     ONE_LINE,
     TRUNK_WIDTH,
+    cli_args_for,
     contents,
     near,
     printed,
@@ -20,7 +21,6 @@ from commands import (
     records_of,
     scores_of,
     table_of,
-    words_for,
 )
 from interrupted import call
 from PIL import Image
@@ -37,7 +37,7 @@ from demo_sdtps.tools import draw_curves, draw_ranks, draw_tokens, export_featur
 def trained(tiny_root, tmp_path_factory):
     """The OUTPUT_DIR of a training in a process of its own."""
     folder = tmp_path_factory.mktemp("runs")
-    processes(folder, ["train_net.py", *words_for(tiny_root, "OUTPUT_DIR", folder / "run")])
+    processes(folder, ["train_net.py", *cli_args_for(tiny_root, "OUTPUT_DIR", folder / "run")])
     return folder / "run"
 
 
@@ -60,9 +60,8 @@ def test_metrics_hold_every_evaluation(trained):
     assert set(records[0]) == {"epoch", "patterns"}
     for record in records[1:]:
         assert record["loss"] > 0 and record["lr"] > 0 and 0 <= record["accuracy"] <= 1
-        parts = {name: mean for name, mean in record.items() if name.startswith("loss/")}
-        assert set(parts) == {f"loss/{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
-        assert sum(parts.values()) == pytest.approx(record["loss"], rel=1e-5)
+        assert set(record["losses"]) == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
+        assert sum(record["losses"].values()) == pytest.approx(record["loss"], rel=1e-5)
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
@@ -80,7 +79,7 @@ def test_checkpoints_load_without_running_code(trained, tiny_root):
 
 def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
     cfg = load_cfg(trained / "config.yml")
-    assert cfg == load_cfg(CONFIG, words_for(tiny_root, "OUTPUT_DIR", trained)[2:])
+    assert cfg == load_cfg(CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:])
     assert str(tiny_root) == cfg.DATASETS.ROOT_DIR
 
 
@@ -95,9 +94,8 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
             assert (event.step, event.value) == (2, pytest.approx(value, abs=1e-6))
     assert board.Scalars("train/loss")[-1].value == pytest.approx(last["loss"], rel=1e-5)
-    for name in (name for name in last if name.startswith("loss/")):
-        assert board.Scalars(f"train/{name}")[-1].value == pytest.approx(last[name], rel=1e-5)
-        assert f"{name.removeprefix('loss/')} {last[name]:.3f}" in log
+    for name, value in last["losses"].items():
+        assert board.Scalars(f"train/loss/{name}")[-1].value == pytest.approx(value, rel=1e-5) and f"{name} {value:.3f}" in log
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ def drawn(trained, tiny_root, tmp_path_factory):
     shutil.copytree(trained, folder / "report")
     own = ["--weight", weight]
     commands = {
-        "table": ["test_net.py", *words_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
+        "table": ["test_net.py", *cli_args_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
         "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
                    "DATALOADER.NUM_WORKERS", "2"],
         "report": ["tools/report.py", "--run", folder / "report"],
@@ -230,7 +228,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_pat
     output = tmp_path / "run"
     shutil.copytree(trained, output)
     before = contents(output)
-    words = words_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_net.main, *words)
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert str(output) in stderr and "--overwrite" in stderr

@@ -1,7 +1,7 @@
 """What tools/selection_quality.py refuses: one sentence, exit code 2, nothing written."""
 import pytest
 import torch
-from commands import BASELINE, CONFIG, ONE_LINE, contents, weights_file, words_for
+from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, contents, weights_file
 from layouts import WRITERS
 from PIL import Image
 
@@ -11,7 +11,7 @@ from demo_sdtps.tools import selection_quality
 
 @pytest.fixture
 def words(own_root, tmp_path):
-    words = words_for(own_root)
+    words = cli_args_for(own_root)
     return [*words, "--weight", weights_file(tmp_path / "weights.pth", load_cfg(CONFIG, words[2:]))]
 
 
@@ -63,7 +63,7 @@ def test_fails_where_no_patch_is_on_the_person(refusal, own_root):
 
 def test_fails_for_three_modalities_in_one_image(refusal, tmp_path):
     WRITERS["RGBNT100"](tmp_path / "other")
-    words = words_for(tmp_path / "other", "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
+    words = cli_args_for(tmp_path / "other", "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
     weights_file(tmp_path / "other.pth", load_cfg(CONFIG, words[2:]), dataset="RGBNT100")
     said = refusal(words=[*words, "--weight", tmp_path / "other.pth"])
     assert "side by side" in said and "tools/make_synthetic.py" in said and str(tmp_path / "other") in said

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, contents, weights_file, words_for
+from commands import CONFIG, cli_args_for, contents, weights_file
 from PIL import Image
 from reference import selection as reference
 from torch.utils.data import DataLoader
@@ -44,12 +44,12 @@ def few_root(few, tmp_path):
 
 @pytest.fixture(scope="module")
 def weights(few, tmp_path_factory):
-    return save_weights(words_for(few), tmp_path_factory.mktemp("weights") / "weights.pth")
+    return save_weights(cli_args_for(few), tmp_path_factory.mktemp("weights") / "weights.pth")
 
 
 @pytest.fixture
 def words(few_root, weights, tmp_path):
-    return [*words_for(few_root), "--weight", shutil.copy(weights, tmp_path / "weights.pth")]
+    return [*cli_args_for(few_root), "--weight", shutil.copy(weights, tmp_path / "weights.pth")]
 
 
 def save_weights(words, path):
@@ -140,7 +140,7 @@ def mean(values):
     ("INPUT.SIZE_TRAIN", "[40,20]", "INPUT.SIZE_TEST", "[40,20]", "MODEL.SDTPS_SPARSE_RATIO", "0.3", "MODEL.SDTPS_BETA", "0.4"),
 ], ids=["odd batches", "overlapping patches, not guided by what is missing", "other size and share"])
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
-    words = words_for(few, *opts)
+    words = cli_args_for(few, *opts)
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
     found = measured(command, words)
     cfg, model, samples = model_and_samples(words)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from commands import BASELINE, ONE_LINE, ROOT, words_for
+from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
 from PIL import Image
 from timm.layers import QuickGELU
@@ -49,7 +49,7 @@ def run(tiny_root, tmp_path_factory):
     """A training with that selector and HDM → (the words of its configuration, its folder)."""
     folder = tmp_path_factory.mktemp("selector")
     with registered(folder):
-        words = words_for(tiny_root, *ON, "gated", "MODEL.HDM", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0",
+        words = cli_args_for(tiny_root, *ON, "gated", "MODEL.HDM", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0",
                           "SOLVER.EVAL_UNTRAINED", "True")
         assert call([*words, "OUTPUT_DIR", folder / "run"]) == 0
         yield words, folder / "run"
@@ -63,7 +63,7 @@ def test_its_weights_are_trained_under_its_name(run):
     cfg = load_cfg(folder / "config.yml")
     torch.manual_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, *(torch.load(folder / "last.pth", weights_only=True)[name] for name in ("num_class", "camera_num")))
-    assert list(model.heads) == ["gated", "moe", "original"] and model.pair_weights == (1.0, 1.0, 1.0)
+    assert model.pair_weights == dict.fromkeys(model.heads, 1.0) and list(model.heads) == ["gated", "moe", "original"]
     for name in ("gated.gate.weight", "heads.gated.classifier.weight"):
         parameter = model.get_parameter(name)
         assert not torch.equal(weights[name], parameter)
@@ -148,7 +148,7 @@ class Strange(Selector):
 
 def test_an_operator_without_a_rule_is_reported_and_not_counted(command, monkeypatch, caplog):
     monkeypatch.setitem(SELECTORS, "strange", f"{__name__}:Strange")
-    code, stdout, _ = command(profile_flops.main, *words_for("nowhere", *ON, "strange"))
+    code, stdout, _ = command(profile_flops.main, *cli_args_for("nowhere", *ON, "strange"))
     assert code == 0 and "Not counted" in caplog.text and "aten::cumprod" in caplog.text
     (row,) = (line for line in stdout.splitlines() if line.startswith("Strange"))
     assert row.split()[1] == "0"
@@ -264,7 +264,7 @@ def test_the_name_of_the_selector(opts, name):
     (("MODEL.SELECTOR", "sdtps_centred"), ["MODEL.USE_SDTPS is True", "MODEL.SELECTOR is 'sdtps_centred'"]),
     ((*ON, "sdtps_centered"), ["MODEL.SELECTOR is 'sdtps_centered'", "'sdtps' or ", "the nearest is 'sdtps_centred'"])])
 def test_a_mistake_is_one_sentence(command, tiny_root, tmp_path, opts, parts):
-    code, stdout, stderr = command(train_net.main, *words_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts))
+    code, stdout, stderr = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts))
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert all(part in stderr for part in parts) and not (tmp_path / "run").exists()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import CONFIG as DEMO_CONFIG
 from commands import ONE_LINE, contents, processes, records_of, weights_file
-from seps_tiny import CAPTIONS, SIZES, cfg_for, test_seps, train, words_for
+from seps_tiny import CAPTIONS, SIZES, cfg_for, cli_args_for, test_seps, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from demo_sdtps import train_seps
@@ -240,20 +240,20 @@ def fails(command, monkeypatch, tmp_path):
     (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
 def test_mistakes_are_told_before_a_training_begins(fails, shapes_root, opts, parts):
-    said = fails(train_seps.main, *words_for(shapes_root, *opts))
+    said = fails(train_seps.main, *cli_args_for(shapes_root, *opts))
     assert all(part in said for part in parts)
 
 
 def test_a_split_without_long_captions_is_told(fails, shapes_root, tmp_path):
     root = shutil.copytree(shapes_root, tmp_path / "own")
     (root / "shapes" / "dev_dense.jsonl").unlink()
-    assert "no long captions for its split dev" in fails(train_seps.main, *words_for(root))
+    assert "no long captions for its split dev" in fails(train_seps.main, *cli_args_for(root))
 
 
 def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_path, command):
     output = shutil.copytree(trained, tmp_path / "run")
     before = contents(output)
-    words = words_for(shapes_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
+    words = cli_args_for(shapes_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_seps.main, *words)
     assert code == 2 and "--overwrite" in stderr and contents(output) == before
     code, _, stderr = command(train_seps.main, "--overwrite", *words)
@@ -261,7 +261,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_p
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_path, command):
-    words = words_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+    words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     code, _, stderr = command(train_seps.main, *words)
     assert code == 2 and "error: The loss became nan in epoch" in stderr and "lower SOLVER.BASE_LR" in stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
@@ -271,14 +271,14 @@ def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_
 def test_a_file_that_holds_no_weights_is_told(fails, shapes_root, tmp_path, content, part):
     if content:
         (tmp_path / "x.pth").write_bytes(content)
-    assert part in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "x.pth"))
+    assert part in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "x.pth"))
 
 
 def test_weights_of_another_model_are_told(fails, trained, shapes_root, tmp_path):
-    assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *words_for(shapes_root))
+    assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *cli_args_for(shapes_root))
     demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
-    assert "holds no weights of SEPS" in fails(test_seps.main, *words_for(shapes_root, "--weight", demo))
-    said = fails(test_seps.main, *words_for(shapes_root, "--weight", trained / "last.pth", "MODEL.PAPER_VERSION", "False"))
+    assert "holds no weights of SEPS" in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", demo))
+    said = fails(test_seps.main, *cli_args_for(shapes_root, "--weight", trained / "last.pth", "MODEL.PAPER_VERSION", "False"))
     assert "do not fit" in said and "network.aggr_net" in said
 
 
@@ -286,12 +286,12 @@ def test_weights_that_are_not_finite_are_told(fails, trained, shapes_root, tmp_p
     content = saved(trained)
     content["model"]["image_tower.projection.bias"].fill_(torch.nan)
     torch.save(content, tmp_path / "nan.pth")
-    assert "are not finite" in fails(test_seps.main, *words_for(shapes_root, "--weight", tmp_path / "nan.pth"))
+    assert "are not finite" in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "nan.pth"))
 
 
 @pytest.mark.slow
 def test_the_test_command_in_a_process_of_its_own(trained, shapes_root, tmp_path):
-    words = words_for(shapes_root, "DATALOADER.NUM_WORKERS", "2", "--weight", trained / "last.pth", "--json", "x.json")
+    words = cli_args_for(shapes_root, "DATALOADER.NUM_WORKERS", "2", "--weight", trained / "last.pth", "--json", "x.json")
     done, = processes(tmp_path, ["test_seps.py", *words])
     written = json.loads((tmp_path / "x.json").read_text())
     assert written["test"] == near(records_of(trained)[-1]["test"], "test")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import seps_tiny
 import torch
-from commands import BASELINE, CONFIG, ONE_LINE, contents, table_of, words_for
+from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, contents, table_of
 from test_nothing_executes import TRAPS
 
 from demo_sdtps import test_net
@@ -23,7 +23,7 @@ ALIASES = "a: &a [" + "1," * 200 + "]\nb: [" + "*a," * 200 + "]"
 @pytest.fixture(scope="module")
 def checkpoint(tiny_root, tmp_path_factory):
     """Of untrained weights, as training writes it; the weights that its own configuration names are not there → its path."""
-    cfg = load_cfg(CONFIG, words_for(tiny_root, "TEST.WEIGHT", "nowhere.pth")[2:])
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "TEST.WEIGHT", "nowhere.pth")[2:])
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("stored") / "best.pth"
     save_checkpoint(path, cfg, make_model(cfg, 6, 4), epoch=1, state={"num_class": 6, "camera_num": 4})
@@ -58,24 +58,25 @@ def changed(checkpoint, path, **values):
 
 @pytest.mark.parametrize("words", [("--weight", "{}"), ("TEST.WEIGHT", "{}"), ("TEST.WEIGHT={}",)], ids=" ".join)
 def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root, words):
-    with_file = command(test_net.main, *words_for(tiny_root, "--weight", checkpoint))
+    with_file = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint))
     without = command(test_net.main, *(word.format(checkpoint) for word in words))
     assert without[:2] == with_file[:2] and without[0] == 0 and list(table_of(without[1])) == ["1", "2", "3"]
 
 
 def test_key_value_wins_over_the_checkpoint(command, checkpoint, tiny_root):
-    with_file = command(test_net.main, *words_for(tiny_root, "--weight", checkpoint, "TEST.MISS", "rn", "TEST.FEAT_NORM", "no"))
+    options = ("TEST.MISS", "rn", "TEST.FEAT_NORM", "no")
+    with_file = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, *options))
     without = command(test_net.main, "--weight", checkpoint, "TEST.MISS", "rn", "TEST.FEAT_NORM=no")
     assert without[:2] == with_file[:2] and "without RGB and NI, features not normalised" in without[1]
 
 
 def test_the_file_wins_over_the_checkpoint(fails, checkpoint, tiny_root):
-    said = fails(test_net.main, *words_for(tiny_root, "--weight", checkpoint, config=BASELINE))
+    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, config=BASELINE))
     assert "is not part of the model" in said and "sdtps" in said  # which the baseline has not
 
 
 def test_key_value_wins_over_the_file(command, checkpoint, tiny_root):
-    code, stdout, _ = command(test_net.main, *words_for(tiny_root, "--weight", checkpoint, "TEST.RE_RANKING=yes"))
+    code, stdout, _ = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, "TEST.RE_RANKING=yes"))
     assert code == 0 and "re-ranked" in stdout
 
 
@@ -94,7 +95,7 @@ def test_a_report_reads_it_from_the_run_wherever_that_has_gone(command, checkpoi
     patterns = {str(number): {"mAP": 0.5, "Rank-1": 0.5, "Rank-5": 0.5, "Rank-10": 0.5} for number in (1, 2, 3)}
     (run / "metrics.json").write_text(f'[{{"epoch": 1, "patterns": {patterns}}}]'.replace("'", '"'))
     printed = set()
-    for words in (["--run", run], words_for(tiny_root, f"OUTPUT_DIR={run}")):
+    for words in (["--run", run], cli_args_for(tiny_root, f"OUTPUT_DIR={run}")):
         code, stdout, stderr = command(report.main, *words)
         assert code == 0, stderr
         printed.add(stdout)
@@ -109,7 +110,7 @@ def test_a_report_without_a_run_is_told(fails, tmp_path):
 
 
 def test_seps_reads_it(command, seps_checkpoint, shapes_root):
-    with_file = command(seps_tiny.test_seps.main, *seps_tiny.words_for(shapes_root, "--weight", seps_checkpoint))
+    with_file = command(seps_tiny.test_seps.main, *seps_tiny.cli_args_for(shapes_root, "--weight", seps_checkpoint))
     without = command(seps_tiny.test_seps.main, "--weight", seps_checkpoint)
     assert without[:2] == with_file[:2] and without[0] == 0 and "rSum" in without[1]
 
@@ -141,7 +142,7 @@ def test_weights_without_a_configuration_need_the_file(command, fails, checkpoin
     torch.save(state, weights, _use_new_zipfile_serialization=zipped)
     assert fails(test_net.main, "--weight", weights).startswith(f"The weights {weights} hold no configuration (bare ")
     assert "give --config_file the one that they were trained with" in fails(test_net.main, "--weight", weights)
-    assert command(test_net.main, *words_for(tiny_root, "--weight", weights))[0] == 0
+    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights))[0] == 0
 
 
 def test_weights_that_cannot_be_read_are_told(fails, tmp_path):
@@ -177,7 +178,7 @@ def test_data_that_have_moved_are_told_and_given(command, fails, checkpoint, tin
 
 
 def test_a_damaged_configuration_of_a_run_to_continue_is_told(tiny_root):
-    cfg = load_cfg(CONFIG, words_for(tiny_root)[2:])
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
     with pytest.raises(UserError, match=r"The configuration in run/last\.pth has .* \(YAML aliases\); choose another"):
         check_config(cfg, Resumed({"config": ALIASES}, Path("run/last.pth")))
 

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from commands import CONFIG, table_of, weights_file, words_for
+from commands import CONFIG, cli_args_for, table_of, weights_file
 from layouts import write_rgbnt201
 from triplets import config, message_of
 
@@ -20,7 +20,7 @@ def data(tiny_root, tmp_path):
 
 
 def words(data, *more):
-    return words_for(data, "DATASETS.NAMES", "Synthetic", *more)
+    return cli_args_for(data, "DATASETS.NAMES", "Synthetic", *more)
 
 
 def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
@@ -46,7 +46,7 @@ def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path
     weights = weights_file(tmp_path / "w.pth", cfg, dataset="RGBNT201")
     code, stdout, stderr = command(test_net.main, *words(data, "--weight", weights))
     assert code == 0 and stdout.startswith(f"Synthetic in {data}, 32 queries"), stderr
-    as_rgbnt201 = command(test_net.main, *words_for(data / "synthetic", "--weight", weights))[1]
+    as_rgbnt201 = command(test_net.main, *cli_args_for(data / "synthetic", "--weight", weights))[1]
     assert table_of(stdout) == table_of(as_rgbnt201) and len(table_of(stdout)) == 3
     torch.save(torch.load(weights, weights_only=True) | {"dataset": "MSVR310"}, weights)
     assert "were trained on MSVR310, but" in command(test_net.main, *words(data, "--weight", weights))[2]
@@ -55,4 +55,4 @@ def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path
 def test_their_own_weights_are_not_taken_for_those_of_a_real_data_set(command, data, tmp_path):
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words(data)[2:]), dataset="Synthetic")
     assert command(test_net.main, *words(data, "--weight", weights))[0] == 0
-    assert "were trained on Synthetic, but" in command(test_net.main, *words_for(data / "synthetic", "--weight", weights))[2]
+    assert "were trained on Synthetic, but" in command(test_net.main, *cli_args_for(data / "synthetic", "--weight", weights))[2]

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from commands import CONFIG, TRUNK_WIDTH, records_of, words_for
+from commands import CONFIG, TRUNK_WIDTH, cli_args_for, records_of
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
@@ -24,7 +24,7 @@ IDENTITIES = 6
 def train(command, tiny_root, tmp_path):
     """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
     def call(*more, name="run"):
-        words = words_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99", "OUTPUT_DIR",
+        words = cli_args_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99", "OUTPUT_DIR",
                           tmp_path / name, *more)
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
@@ -77,7 +77,7 @@ def test_a_run_with_centers(train, command):
     assert "center_losses" not in checkpoint(output, "best.pth")
     for name in ("best.pth", "last.pth"):
         assert not [key for key in checkpoint(output, name)["model"] if "center" in key]
-    words = words_for(cfg.DATASETS.ROOT_DIR, "--weight", output / "last.pth")
+    words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", output / "last.pth")
     assert command(test_net.main, *words)[0] == 0  # evaluated as any other, whatever the losses then
 
 
