@@ -8,8 +8,7 @@ from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.seps.evaluation import evaluate_retrieval, retrieval_caption
-from demo_sdtps.seps.load import EXAMPLE, load_seps_and_data
+from demo_sdtps.seps.evaluation import EXAMPLE, evaluate_retrieval, load_seps_and_data, retrieval_caption
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 

@@ -11,7 +11,7 @@ from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share_of_batch
+from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.run.folder import run_folder
@@ -59,7 +59,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     if cfg.MODEL.COMPILE:
         compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
-    sampler_of(loader).share = share_of_batch
+    sampler_of(loader).share = share
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
 
     # Nothing is written or replaced before the input has been checked.

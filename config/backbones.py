@@ -1,8 +1,7 @@
 """Which backbones MODEL.TRANSFORMER_TYPE can name, and where the class of each is."""
 from demo_sdtps.config.common import CLIP_BACKBONE, UserError, nearest
 
-NAMED = {CLIP_BACKBONE: "clip.CLIP"}
-"""Backbones by name: file and class in modeling/backbones."""
+NAMED = {CLIP_BACKBONE: "clip.CLIP"}  # backbones by name: file and class in modeling/backbones
 
 TIMM_MODULES = {"vision_transformer": "vit.ViT", "deit": "vit.ViT", "eva": "eva.EvaViT"}
 """Backbones by the module of timm that defines them."""

@@ -9,14 +9,6 @@ from demo_sdtps.config.common import CLIP_BACKBONE, UserError
 
 def check_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first combination of values that cannot run."""
-    _check_modules(cfg)
-    _check_losses(cfg)
-    _check_batch(cfg)
-    _check_grid(cfg)
-    check_device(cfg)
-
-
-def _check_modules(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
                         "True or MODEL.ATM to False.")
@@ -26,12 +18,19 @@ def _check_modules(cfg: CfgNode) -> None:
     if cfg.MODEL.SDTPS_GUMBEL_SELECT and not cfg.MODEL.SDTPS_USE_GUMBEL:
         raise UserError("MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, but it chooses patches by the "
                         "noise that SDTPS_USE_GUMBEL draws; set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False.")
-
-
-def _check_losses(cfg: CfgNode) -> None:
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
+    _check_batch(cfg)
+    if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
+        raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
+                        "position embedding has one grid; make them equal.")
+    name, patch = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PATCH_SIZE
+    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T):
+        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
+                        "own; set it to 0.")
+    backbone_class(name)
+    check_device(cfg)
 
 
 def _check_batch(cfg: CfgNode) -> None:
@@ -51,23 +50,7 @@ def _check_batch(cfg: CfgNode) -> None:
                         "identity and the triplet loss no negative; set IMS_PER_BATCH to a larger multiple.")
 
 
-def _check_grid(cfg: CfgNode) -> None:
-    if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
-        raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
-                        "position embedding has one grid; make them equal.")
-    name = cfg.MODEL.TRANSFORMER_TYPE
-    patch = cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T):
-        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
-                        "own; set it to 0.")
-    backbone_class(name)
-
-
 def check_device(cfg: CfgNode) -> None:
     """Raise `UserError` where MODEL.DEVICE names no device."""
-    device = cfg.MODEL.DEVICE
-    if device in ("auto", "cpu"):
-        return
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (re.fullmatch("[0-9]{1,3}", index) or device == "cuda"):
-        raise UserError(f"MODEL.DEVICE is {device!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …")
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", cfg.MODEL.DEVICE):
+        raise UserError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …")

@@ -14,7 +14,8 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
-KEYS_FLAG_HELP = "print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit"
+OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
+"""Errors of torch, which is not imported here, on CUDA and on a CPU."""
 
 
 class _PrintKeys(argparse.Action):
@@ -68,7 +69,8 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     if checkpoint:
         parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
-    parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys, help=KEYS_FLAG_HELP)
+    parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
+                        help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
                         help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
                              "SOLVER.MAX_EPOCHS=10")
@@ -111,18 +113,11 @@ def run(main: Callable[[], None]) -> None:
             raise
         _fail(f"{error.filename}: the system says {error.strerror!r}; correct the path, its rights or the disk.")
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
             raise
         _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
 
 
 def _fail(sentence: str) -> None:
-    lines = map(printable, sentence.split("\n"))
-    sys.stderr.write("error: " + "\n".join(lines) + "\n")
+    sys.stderr.write("error: " + "\n".join(map(printable, sentence.split("\n"))) + "\n")
     sys.exit(2)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether Python, CUDA (torch.OutOfMemoryError; torch is not imported here) or torch on a CPU is out of memory."""
-    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-            or "can't allocate memory" in str(error) or "not enough memory" in str(error))

@@ -2,14 +2,11 @@
 import difflib
 from collections.abc import Iterable
 
-MODALITIES = ("RGB", "NI", "TI")
-"""Red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)."""
+MODALITIES = ("RGB", "NI", "TI")  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 
-RETURN_PATTERNS = (1, 2, 3)
-"""Features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)."""
+RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 
-MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
-"""Missing modalities of a triplet, by first letters (TEST.MISS)."""
+MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a triplet, by first letters (TEST.MISS)
 
 CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""

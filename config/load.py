@@ -1,5 +1,6 @@
 """Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
 import difflib
+import math
 import os
 import re
 from ast import literal_eval
@@ -20,25 +21,17 @@ DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo
 """Configuration of train_net.py and of all commands but those of SEPS."""
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list",
               tuple: "a list", dict: "a section", type(None): "nothing"}
-MOST_SHOWN = 200
-"""Characters of a value in a message."""
-JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)
-"""KEY=VALUE."""
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-"""The configurations of the package."""
-LARGEST = 2**32
-"""Limit of whole numbers; torch does not accept much larger ones."""
+MOST_SHOWN = 200  # characters of a value in a message
+JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)  # KEY=VALUE
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"  # the configurations of the package
+LARGEST = 2**32  # limit of whole numbers; torch does not accept much larger ones
 
 
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     """New configuration with every key of `schema` at its default (names as in DeMo)."""
     cfg = CfgNode()
     for key in schema.keys:
-        *sections, leaf = key.name.split(".")
-        node = cfg
-        for section in sections:
-            node = node.setdefault(section, CfgNode())
-        node[leaf] = list(key.default) if isinstance(key.default, list) else key.default
+        _put(cfg, key.name, list(key.default) if isinstance(key.default, list) else key.default)
     return cfg
 
 
@@ -64,11 +57,11 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
-        values, source = _flatten(read_yaml(path, "configuration", advice), schema), str(path)
+        values, source = flatten(read_yaml(path, "configuration", advice), schema), str(path)
     for name, value in values:
         _set(cfg, schema, name, value, source)
-    for name, value in pairs_of(opts):
-        _set(cfg, schema, name, value, "the command line")
+    for name, text in pairs_of(opts):
+        _set(cfg, schema, name, text, "the command line")
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
     try:
@@ -105,7 +98,7 @@ def _config_path(path: Path) -> Path:
 def _stored_values(stored: StoredText, schema: Schema) -> list[tuple[str, object]]:
     """Values of a stored configuration. Raises `UserError` for an unknown key, as in checkpoints of another kind of model."""
     advice = "give --config_file the configuration that it was trained with"
-    values = list(_flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
+    values = list(flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
     unknown = next((name for name, _ in values if name not in schema.by_name), None)
     if unknown:
         raise UserError(f"The configuration in {stored} has the unknown key {_shown(unknown)}, so it is not of "
@@ -123,12 +116,13 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def _flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Full keys of nested sections and their values."""
     sections = {key.name.rpartition(".")[0] for key in schema.keys}
     for name, value in content.items():
         name = _shown(name, str)
         if isinstance(value, Mapping):
-            yield from _flatten(value, schema, f"{prefix}{name}.")
+            yield from flatten(value, schema, f"{prefix}{name}.")
         elif value is None and f"{prefix}{name}" in sections:
             continue  # a section whose keys are all commented out
         else:
@@ -156,7 +150,7 @@ def _set(cfg: CfgNode, schema: Schema, name: str, value: object, source: str) ->
 def _put(cfg: CfgNode, name: str, value: object) -> None:
     *sections, leaf = name.split(".")
     for section in sections:
-        cfg = cfg[section]
+        cfg = cfg.setdefault(section, CfgNode())
     cfg[leaf] = value
 
 
@@ -174,10 +168,7 @@ def _coerce(key: Key, value: object, source: str) -> object:
         # The command line accepts the spellings of YAML.
         value = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(value.lower(), value)
     if kind is float and type(value) is int:
-        try:
-            value = float(value)
-        except OverflowError:
-            value = float("inf")  # judged by the test of the key
+        value = float(value) if abs(value) < 10**308 else math.inf  # judged by the test of the key
     if kind in (list, tuple) and isinstance(value, list | tuple):
         value = kind(value)
     if type(value) is not kind:
@@ -186,7 +177,7 @@ def _coerce(key: Key, value: object, source: str) -> object:
                         f"{key.default!r}; it is: {key.description}.")
     if isinstance(value, int) and abs(value) > LARGEST:
         raise UserError(f"{key.name} in {source} is {_shown(value)}, which is far too large; it is: {key.description}.")
-    if isinstance(value, str) and not _is_name(value):
+    if isinstance(value, str) and not _is_file_name(value):
         raise UserError(f"{key.name} in {source} is {_shown(value)}, which has a character that is invalid in file names; it "
                         f"is: {key.description}.")
     return value
@@ -201,8 +192,7 @@ def _shown(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
-def _is_name(text: str) -> bool:
-    """Whether a text is valid in a file name, as most texts of a configuration are."""
+def _is_file_name(text: str) -> bool:
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

@@ -26,14 +26,10 @@ class Schema(NamedTuple):
 
     keys: tuple[Key, ...]
     check: Callable[[CfgNode], None]
-    place: str
-    """The file that lists the keys."""
-    example: str
-    """A configuration of this kind."""
-    writer: str
-    """The command that trains with it."""
-    others: str
-    """For a sentence: the command for checkpoints of the other kind."""
+    place: str  # the file that lists the keys
+    example: str  # a configuration of this kind
+    writer: str  # the command that trains with it
+    others: str  # for a sentence: the command for checkpoints of the other kind
 
     @property
     def by_name(self) -> dict[str, Key]:
@@ -55,48 +51,19 @@ AMP = ("auto", "bf16", "fp16", "off")
 LONGEST_SIDE, MOST_WORKERS = 4096, 256
 
 
-def finite(value) -> bool:
-    return -math.inf < value < math.inf
+POSITIVE = (lambda value: 0 < value < math.inf, "greater than 0")
+NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "0 or greater")
+RATIO = (lambda value: 0 < value <= 1, "in (0, 1]")
+PROBABILITY = (lambda value: 0 <= value <= 1, "in [0, 1]")
+BELOW_ONE = (lambda value: 0 <= value < 1, "in [0, 1)")
+SIZE = (lambda value: len(value) == 2 and all(type(side) is int and 0 < side <= LONGEST_SIDE for side in value),
+        f"two whole numbers of pixels [vertical, horizontal], at most {LONGEST_SIDE}")
 
 
-def positive(value) -> bool:
-    return 0 < value < math.inf
+def three_numbers(value, least: float = -1e9) -> bool:
+    """Whether there are three numbers, greater than `least`."""
+    return len(value) == 3 and all(type(number) in (int, float) and least < number < 1e9 for number in value)
 
-
-def not_negative(value) -> bool:
-    return 0 <= value < math.inf
-
-
-def ratio(value) -> bool:
-    return 0 < value <= 1
-
-
-def probability(value) -> bool:
-    return 0 <= value <= 1
-
-
-def below_one(value) -> bool:
-    return 0 <= value < 1
-
-
-def size(value) -> bool:
-    return len(value) == 2 and all(type(side) is int and 0 < side <= LONGEST_SIDE for side in value)
-
-
-def three_numbers(value) -> bool:
-    return len(value) == 3 and all(type(number) in (int, float) and abs(number) < 1e9 for number in value)
-
-
-def three_positive_numbers(value) -> bool:
-    return three_numbers(value) and min(value) > 0
-
-
-POSITIVE = (positive, "greater than 0")
-NOT_NEGATIVE = (not_negative, "0 or greater")
-RATIO = (ratio, "in (0, 1]")
-PROBABILITY = (probability, "in [0, 1]")
-BELOW_ONE = (below_one, "in [0, 1)")
-SIZE = (size, f"two whole numbers of pixels [vertical, horizontal], at most {LONGEST_SIDE}")
 
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
@@ -123,7 +90,7 @@ KEYS = (
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view", (False,),
         "the data sets tell no view beside the camera"),
-    Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", finite, "a finite number"),
+    Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", math.isfinite, "a finite number"),
     Key("MODEL.FROZEN", False, "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn"),
     Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
     Key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", (False,), NOT_DEMO),
@@ -164,8 +131,8 @@ KEYS = (
     Key("INPUT.PADDING", 10, "pixels of padding before the random crop", *NOT_NEGATIVE),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that images in [0, 1] are normalised with", three_numbers,
         "three numbers"),
-    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with", three_positive_numbers,
-        "three positive numbers"),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with",
+        lambda value: three_numbers(value, least=0), "three positive numbers"),
 
     Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, or one of your "
         "own (docs/data.md)"),

@@ -6,8 +6,7 @@ import yaml
 
 from demo_sdtps.config.common import UserError
 
-MOST_BYTES, MOST_VALUES = 1 << 20, 10_000
-"""Largest size of a file in bytes, and largest number of values."""
+MOST_BYTES, MOST_VALUES = 1 << 20, 10_000  # largest size of a file in bytes, and largest number of values
 
 
 class _Loader(yaml.SafeLoader):

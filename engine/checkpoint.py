@@ -17,10 +17,8 @@ from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
-ZIP = b"PK\x03\x04"
-"""First bytes of a zip archive, the format of torch.save."""
-MOST_CAMERAS = 10_000
-"""A larger number of cameras means a damaged file."""
+ZIP = b"PK\x03\x04"  # first bytes of a zip archive, the format of torch.save
+MOST_CAMERAS = 10_000  # a larger number of cameras means a damaged file
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 

@@ -16,8 +16,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.modeling import collectives
-from demo_sdtps.modeling.batch_norm import synchronise
+from demo_sdtps.modeling.collectives import gather, synchronise
 
 Item = TypeVar("Item")
 
@@ -108,7 +107,7 @@ def replicated(model: nn.Module) -> nn.Module:
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
-    return collectives.gather(tensor) if world_size() > 1 else tensor
+    return gather(tensor) if world_size() > 1 else tensor
 
 
 def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -121,15 +120,9 @@ def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def share(items: Sequence[Item]) -> list[Item]:
-    """This process's part of all items: equally many in each process, padded with the first items."""
+    """This process's part of all items, or of a batch: equally many in each process, padded with the first items."""
     each = -(-len(items) // world_size())
     return [items[index % len(items)] for index in range(rank() * each, (rank() + 1) * each)]
-
-
-def share_of_batch(batch: list[Item]) -> list[Item]:
-    """This process's part of a batch, whose size is divisible by the number of processes."""
-    each = len(batch) // world_size()
-    return batch[rank() * each:(rank() + 1) * each]
 
 
 def broadcast_from_main(work: Callable[[], Item]) -> Item:
@@ -162,8 +155,3 @@ def check_agreement(what: str, seen: object) -> None:
     if any(other != seen for other in all_gather_object(seen)):
         raise UserError(f"The processes do not see the same: {what} differs between them; give them all the same files, on a "
                         "file system that the machines share.")
-
-
-def wait_for_all() -> None:
-    """Block until all processes have reached this call."""
-    all_gather_object(None)

@@ -1,14 +1,25 @@
 """A trained model and its data, for every command after training."""
 from collections.abc import Sequence
 
+import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, read_splits, reader_of
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.engine.checkpoint import EXAMPLE, load_weights, read_checkpoint
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
+
+
+def prepare_evaluation(cfg: CfgNode, example: str) -> torch.device:
+    """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, for several
+    processes and for a device that does not exist."""
+    check_single("an evaluation")
+    if not cfg.TEST.WEIGHT:
+        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
+    set_seed(cfg.SOLVER.SEED)
+    return choose_device(cfg)
 
 
 def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")) -> tuple[DeMo, dict[str, list[Sample]]]:
@@ -17,13 +28,8 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
     weights or data that are missing or do not fit each other.
     """
-    check_single("an evaluation")
-    if not cfg.TEST.WEIGHT:
-        raise UserError("No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as "
-                        "runs/RGBNT201/DeMo_SDTPS/best.pth.")
+    device = prepare_evaluation(cfg, EXAMPLE)
     reader_of(cfg)
-    set_seed(cfg.SOLVER.SEED)
-    device = choose_device(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, model, checkpoint)

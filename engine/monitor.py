@@ -16,12 +16,9 @@ from demo_sdtps.config import UserError
 from demo_sdtps.engine.distributed import is_main, world_size
 from demo_sdtps.engine.run.state import dataset_of, sampler_of
 
-RECENT = 5
-"""Finite losses that the error reports."""
-LAG = 2
-"""Steps after which several processes wait for the copy of a loss from a GPU."""
-MAX_NAMED = 3
-"""Files of a batch that the error names; log.txt lists all."""
+RECENT = 5  # finite losses that the error reports
+LAG = 2  # steps after which several processes wait for the copy of a loss from a GPU
+MAX_NAMED = 3  # files of a batch that the error names; log.txt lists all
 ADVICE = "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
 
 Loaded = TypeVar("Loaded")

@@ -8,12 +8,23 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.backbones import Backbone
 
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
     """Trainable parameters by (learning rate, weight decay): few groups, so that fused updates process many tensors at once."""
-    return grouped(model, lambda name: _rate_and_decay(cfg, name, model.backbone))
+    solver, backbone = cfg.SOLVER, model.backbone
+    backbone_prefix = "backbone.vit." if backbone.has_new_camera_embedding else "backbone."
+
+    def rate_and_decay(name: str) -> tuple[float, float]:
+        is_bias = name.endswith("bias")
+        rate = solver.BASE_LR * solver.BIAS_LR_FACTOR if is_bias else solver.BASE_LR
+        if solver.LARGE_FC_LR and ".classifier." in name:
+            rate = 2 * solver.BASE_LR
+        if name.startswith(backbone_prefix):
+            rate = backbone.learning_rate(solver.BASE_LR)
+        return rate, solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
+
+    return grouped(model, rate_and_decay)
 
 
 def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
@@ -23,18 +34,6 @@ def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float
         if parameter.requires_grad:
             groups[rate_and_decay(name)].append(parameter)
     return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
-
-
-def _rate_and_decay(cfg: CfgNode, name: str, backbone: Backbone) -> tuple[float, float]:
-    solver = cfg.SOLVER
-    is_bias = name.endswith("bias")
-    rate = solver.BASE_LR * solver.BIAS_LR_FACTOR if is_bias else solver.BASE_LR
-    decay = solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
-    if solver.LARGE_FC_LR and ".classifier." in name:
-        rate = 2 * solver.BASE_LR
-    if name.startswith("backbone.vit." if backbone.has_new_camera_embedding else "backbone."):
-        rate = backbone.learning_rate(solver.BASE_LR)
-    return rate, decay
 
 
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ import os
 import random
 import shutil
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -46,7 +46,9 @@ def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
     if mode == "auto" and device.type == "cuda":
         mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     elif mode == "auto":
-        mode = "bf16" if _cpu_has_bf16() else "off"
+        # The names of the probes differ between versions of torch; a missing one counts as no.
+        probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        mode = "bf16" if any(getattr(torch.cpu, probe, bool)() for probe in probes) else "off"
     return DTYPES[mode]
 
 
@@ -77,6 +79,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise UserError(f"{what} are not finite: the weights are damaged or their training diverged; use other weights, or "
+                        "train with a lower SOLVER.BASE_LR.")
 
 
 def compile_model(model: DeMo, device: torch.device) -> None:
@@ -125,9 +134,3 @@ def log_to(path: Path) -> AbstractContextManager:
     root.addHandler(file)
     logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
     return logging_redirect_tqdm()
-
-
-def _cpu_has_bf16() -> bool:
-    # The names differ between versions of torch; a missing one counts as no.
-    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)

@@ -25,32 +25,23 @@ from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
-from demo_sdtps.engine.run.stop import StopNow, Stopped, StopRequest
+from demo_sdtps.engine.run.stop import Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.modeling.weights import current_names
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
-PART = "loss/"
+PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
-
-
-def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
-    """The parts of the loss among the means of an epoch, by their names without "loss/"."""
-    return {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
 
 
 class Evaluation(NamedTuple):
     """The results of an evaluation."""
 
-    record: Mapping[str, object]
-    """Entries of the epoch's record in metrics.json."""
-    score: float
-    """The epoch with the largest is saved as best.pth."""
-    scalars: Mapping[str, float]
-    """For TensorBoard."""
-    table: str
-    """For the log."""
+    record: Mapping[str, object]  # entries of the epoch's record in metrics.json
+    score: float  # the epoch with the largest is saved as best.pth
+    scalars: Mapping[str, float]  # for TensorBoard
+    table: str  # for the log
 
 
 class Trainer(ABC, Generic[Model, Batch]):
@@ -60,8 +51,7 @@ class Trainer(ABC, Generic[Model, Batch]):
     the model and are saved under their names; `about` is saved in every checkpoint.
     """
 
-    unit: str
-    """Plural name of a sample, for the log."""
+    unit: str  # plural name of a sample, for the log
 
     def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
                  optimizers: Sequence[torch.optim.Optimizer], auxiliary: Mapping[str, nn.Module] | None = None,
@@ -127,7 +117,6 @@ class Trainer(ABC, Generic[Model, Batch]):
         return self.records
 
     def _train(self) -> None:
-        """All remaining epochs."""
         solver = self.cfg.SOLVER
         logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
         if not self.records and self.step == 0 and self.is_due(0):
@@ -146,7 +135,6 @@ class Trainer(ABC, Generic[Model, Batch]):
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
     def _train_epoch(self) -> None:
-        """The remaining steps of an epoch."""
         solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()
@@ -187,9 +175,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        parts = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
-        logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
-                    speed, self.unit, 100 * waited)
+        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), rate, speed,
+                    self.unit, 100 * waited)
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
         self._report(epoch, {**means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
@@ -206,20 +193,20 @@ class Trainer(ABC, Generic[Model, Batch]):
             # Several processes finish it together: a process that left would block the others.
             with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
                 return self.evaluate(epoch)
-        except StopNow:
+        except Stopped:
             set_random_states(before)
             self._save()
-            raise Stopped from None
+            raise
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        losses = {"losses": parts} if (parts := loss_parts(means)) else {}
+        parts = {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
         self.records.append({"epoch": epoch, **{name: value for name, value in means.items() if not name.startswith(PART)},
-                             **losses, **(evaluation.record if evaluation else {})})
+                             **({"losses": parts} if parts else {}), **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
-        scalars = {f"train/{name}": value for name, value in means.items()}
-        write_records(self.records, self.output, self.board, {**scalars, **(evaluation.scalars if evaluation else {})})
+        scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
+        write_records(self.records, self.output, self.board, scalars)
         if evaluation:
             logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
 

@@ -22,8 +22,7 @@ SUBSETS = {"r": ("RGB",), "n": ("NI",), "t": ("TI",), "rn": ("RGB", "NI"), "rt":
 HOLDERS = {modality: [subset for subset, modalities in SUBSETS.items() if modality in modalities] for modality in MODALITIES}
 """The four subsets that contain a modality. Only these 12 pairs (subset, modality) are computed."""
 
-HEAD_WIDTH = 64
-"""Channels of one of HDM's attention heads."""
+HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
 class HDM(nn.Module):

@@ -1,7 +1,7 @@
 """Pretrained weights into the backbone: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -138,7 +138,14 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        return tensors_of(_read_torch(path, archives))
+        with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
+            warnings.simplefilter("ignore")
+            try:
+                return tensors_of(torch.load(path, map_location="cpu", weights_only=True))
+            except LOAD_ERRORS:
+                if not archives:
+                    raise
+                return tensors_of(torch.jit.load(path, map_location="cpu").state_dict())
     except (*LOAD_ERRORS, SafetensorError):
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
@@ -147,18 +154,6 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
 
 def _listed(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
-
-
-def _read_torch(path: Path, archives: bool) -> Mapping:
-    with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
-        warnings.simplefilter("ignore")
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except LOAD_ERRORS:
-            if not archives:
-                raise
-            content = torch.jit.load(path, map_location="cpu")
-    return content.state_dict() if isinstance(content, torch.jit.ScriptModule) else content
 
 
 def _from_hub(transformer_type: str) -> Weights:

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-STATE_NAMES = ("rgb", "nir", "tir")
-"""Prefixes of the parameter names of RGB, NI and TI."""
+STATE_NAMES = ("rgb", "nir", "tir")  # prefixes of the parameter names of RGB, NI and TI
 
 
 def cosines(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 import pickle
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -15,11 +15,9 @@ LOAD_ERRORS = (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeErr
                ArithmeticError, MemoryError, struct.error, pickle.UnpicklingError)
 """What torch.load raises for damaged files and other formats: unpickling random bytes fails in many ways."""
 
-CONTAINERS = ("model", "state_dict")
-"""Keys under which training code stores the weights."""
+CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
 
-CLIP_MARK = "BACKBONE.base.conv1.weight"
-"""A key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names."""
+CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
 
 # Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
 CLIP_NAMES = (
@@ -39,14 +37,11 @@ CLIP_NAMES = (
 CLIP_PROJECTION = ("proj", "head.weight")
 """Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
 
-GATE_NAMES = {"linear_re.": "gate.", "q_.": "query.", "k_.": "key."}
+THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
+THEIR_CAMERAS, OUR_CAMERAS = ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"), "backbone.camera_embedding"
+"""The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
 
-PARTS = ("backbone", "pife", "hdm", "atmoe", "heads")
-"""First components of our names, beside those of the SELECTORS."""
-
-PIFE_NAMES = {"rgb_reduce": "RGB", "nir_reduce": "NI", "tir_reduce": "TI"}
-HEAD_NAMES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe"}
-"""DeMo's suffix → our name; a selector's is an underscore and its name."""
+PARTS = ("backbone", "pife", "hdm", "atmoe", "heads")  # first components of our names, beside those of the SELECTORS
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -82,7 +77,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    is_clip = f"backbone.vit.{CLIP_PROJECTION[1]}" in state_dict  # other backbones have no projection
+    is_clip = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict  # other backbones have no projection
     return dict(_to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items())
 
 
@@ -111,7 +106,7 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     if name == CLIP_PROJECTION[1]:
         return CLIP_PROJECTION[0], tensor.T.contiguous()
     if name in ("cls_token", "pos_embed"):
-        tensor = tensor.squeeze(0).squeeze(0) if name == "cls_token" else tensor.squeeze(0)
+        tensor = tensor.flatten() if name == "cls_token" else tensor.squeeze(0)
     for theirs, ours in CLIP_NAMES:
         if ours == "norm." and not name.startswith("norm."):  # the final norm, not one inside a block
             continue
@@ -120,45 +115,36 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 
 def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
-    if name in ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed"):
-        return "backbone.camera_embedding", tensor
-    if name.startswith("BACKBONE.base."):
-        name = name.removeprefix("BACKBONE.base.")
-        if is_clip:
-            name, tensor = clip_to_timm(name, tensor)
-        return f"backbone.vit.{name}", tensor
-    for theirs, ours in GATE_NAMES.items():
-        name = name.replace(f"{FUSION}moe.gating_network.gate.{theirs}", f"atmoe.{ours}")
-    stem, _, rest = name.partition(".")
-    if stem in PIFE_NAMES:
-        return f"pife.reduce.{PIFE_NAMES[stem]}.{rest}", tensor
-    head = re.fullmatch(r"(bottleneck|classifier)(_\w+)?", stem)
-    if head and (head[2] or "") in _head_names():
-        return f"heads.{_head_names()[head[2] or '']}.{head[1]}.{rest}", tensor
-    return name, tensor
+    if name in THEIR_CAMERAS:
+        return OUR_CAMERAS, tensor
+    if not name.startswith(THEIR_BACKBONE):
+        return _renamed(name, _prefixes()), tensor
+    name = name.removeprefix(THEIR_BACKBONE)
+    name, tensor = clip_to_timm(name, tensor) if is_clip else (name, tensor)
+    return OUR_BACKBONE + name, tensor
 
 
 def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
-    if name == "backbone.camera_embedding":
-        return ("BACKBONE.cv_embed" if is_clip else "BACKBONE.base.sie_embed"), tensor
-    if name.startswith("backbone.vit."):
-        name = name.removeprefix("backbone.vit.")
-        if is_clip:
-            name, tensor = _timm_to_clip(name, tensor)
-        return f"BACKBONE.base.{name}", tensor
-    for theirs, ours in GATE_NAMES.items():
-        if name.startswith(f"atmoe.{ours}"):
-            return name.replace(f"atmoe.{ours}", f"{FUSION}moe.gating_network.gate.{theirs}"), tensor
-    if name.startswith("pife.reduce."):
-        _, _, modality, rest = name.split(".", 3)
-        stem = next(stem for stem, known in PIFE_NAMES.items() if known == modality)
-        return f"{stem}.{rest}", tensor
-    if name.startswith("heads."):
-        _, head, part, rest = name.split(".", 3)
-        suffixes = [suffix for suffix, known in _head_names().items() if known == head]
-        return (f"{part}{suffixes[0]}.{rest}" if suffixes else name), tensor
-    return name, tensor
+    if name == OUR_CAMERAS:
+        return THEIR_CAMERAS[is_clip], tensor
+    if not name.startswith(OUR_BACKBONE):
+        return _renamed(name, [(ours, theirs) for theirs, ours in _prefixes()]), tensor
+    name = name.removeprefix(OUR_BACKBONE)
+    name, tensor = _timm_to_clip(name, tensor) if is_clip else (name, tensor)
+    return THEIR_BACKBONE + name, tensor
 
 
-def _head_names() -> dict[str, str]:
-    return HEAD_NAMES | {f"_{name}": name for name in SELECTORS}
+def _renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
+    return new + name.removeprefix(old)
+
+
+def _prefixes() -> list[tuple[str, str]]:
+    """First parts of names outside the backbone: DeMo's and ours."""
+    gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
+    pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
+    heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe"} | {f"_{name}": name for name in SELECTORS}
+    return [*((f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
+            *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
+            *((f"{part}{suffix}.", f"heads.{head}.{part}.") for suffix, head in heads.items()
+              for part in ("bottleneck", "classifier"))]

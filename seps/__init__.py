@@ -3,23 +3,10 @@
 Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
 train_seps.py and test_seps.py.
 """
-from typing import TYPE_CHECKING
-
-from demo_sdtps.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
-    from demo_sdtps.seps.aggregation import DualTokenAggregation
-    from demo_sdtps.seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
-    from demo_sdtps.seps.network import SDTPS, CrossSparseAggrNet, create_seps_model
-    from demo_sdtps.seps.relevance import HRPA, mask_xattn_one_text
+from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
+from demo_sdtps.seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
+from demo_sdtps.seps.network import SDTPS, CrossSparseAggrNet, DualTokenAggregation, create_seps_model
+from demo_sdtps.seps.relevance import HRPA, mask_xattn_one_text
 
 __all__ = ["HRPA", "SDTPS", "ContrastiveLoss", "CrossSparseAggrNet", "DualTokenAggregation", "RatioLoss", "SEPSLoss",
            "TokenAggregation", "TokenSparse", "create_seps_model", "mask_xattn_one_text"]
-
-__getattr__ = lazy_names(__name__, {
-    **dict.fromkeys(("TokenAggregation", "TokenSparse"), "demo_sdtps.modeling.sdtps"),
-    "DualTokenAggregation": "demo_sdtps.seps.aggregation",
-    **dict.fromkeys(("ContrastiveLoss", "RatioLoss", "SEPSLoss"), "demo_sdtps.seps.losses"),
-    **dict.fromkeys(("SDTPS", "CrossSparseAggrNet", "create_seps_model"), "demo_sdtps.seps.network"),
-    **dict.fromkeys(("HRPA", "mask_xattn_one_text"), "demo_sdtps.seps.relevance")})

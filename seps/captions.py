@@ -22,8 +22,7 @@ from demo_sdtps.seps.transforms import CropTransform, resize_transform
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOKENIZER_BATCH = 10_000
-"""Texts per call of the tokenizer: enough for its threads, and frequent updates of the progress bar."""
+TOKENIZER_BATCH = 10_000  # texts per call of the tokenizer: enough for its threads, and frequent updates of the progress bar
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,10 @@ def encode_texts(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], mos
     return encoded
 
 
-def padded(token_lists: Iterable[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (B, L), padded with 0 to the longest text, and lengths (B,)."""
-    tokens = [torch.tensor(tokens) for tokens in token_lists]
-    return pad_sequence(tokens, batch_first=True), torch.tensor([len(text) for text in tokens])
+def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,)."""
+    parts = [torch.as_tensor(text) for text in texts]
+    return pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts], device=parts[0].device)
 
 
 def _decode(paths: Paths) -> Images:

@@ -4,17 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
+from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
 from demo_sdtps.engine.evaluation.retrieval import five_fold
-from demo_sdtps.engine.runtime import evaluating
+from demo_sdtps.engine.load import prepare_evaluation
+from demo_sdtps.engine.runtime import check_finite, evaluating
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
-from demo_sdtps.seps.model import SEPS
+from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.towers import load_tokenizer
+
+EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,10 @@ class RetrievalData:
 
     loader: DataLoader
     captions: list[list[int]]
-    long_captions: list[list[int]] | None
-    """One per image."""
-    image_of: torch.Tensor
-    """(captions,): the index of each caption's image."""
+    long_captions: list[list[int]] | None  # one per image
+    image_of: torch.Tensor  # (captions,): the index of each caption's image
     folds: int
-    batch: int
-    """Texts encoded, and captions compared, at a time."""
+    batch: int  # texts encoded, and captions compared, at a time
 
 
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
@@ -59,6 +60,25 @@ def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int =
                          cfg.TEST.IMS_PER_BATCH)
 
 
+def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
+
+    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
+    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit.
+    """
+    device = prepare_evaluation(cfg, EXAMPLE)
+    path = Path(cfg.TEST.WEIGHT)
+    weights, _ = read_weights_file(path, EXAMPLE)
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    tokenizer = load_tokenizer(cfg)
+    model, _ = make_seps(cfg, pretrained=False)
+    if not weights.keys() & model.state_dict().keys():
+        raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its names); "
+                        "give a checkpoint that train_seps.py wrote.")
+    fill_model(model, weights, path)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
+
+
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
     """R@1, R@5, R@10 in both directions and their sum in percent, means over folds. Raises `UserError` as `similarities`."""
     return five_fold(similarities(model, data), data.image_of, data.folds)
@@ -77,7 +97,9 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     Raises `UserError` for similarities that are not finite, which cannot be ranked.
     """
     with evaluating(model):
-        tokens = _encode_images(model, data.loader)
+        device = next(model.parameters()).device
+        loaded = progress(image_batches(data.loader), "encoding images", len(data.loader), unit="batch")
+        tokens = torch.cat([model.image_tower(images.to(device, non_blocking=True)) for images in loaded])
         words = _encode_texts(model, data.captions, data.batch, "encoding captions")
         long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
         found = torch.zeros(len(tokens), len(words))
@@ -86,22 +108,13 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
                 images = slice(int(fold[0]), int(fold[-1]) + 1)
                 inside = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
                 for block in _blocks(inside, words, data.batch):
-                    dense = long and _padded([long[data.image_of[caption]] for caption in block])
-                    similarity = model.network(tokens[images], *_padded([words[caption] for caption in block]),
+                    dense = long and padded([long[data.image_of[caption]] for caption in block])
+                    similarity = model.network(tokens[images], *padded([words[caption] for caption in block]),
                                                *(dense or (None, None)))
                     found[images, block] = similarity.float().cpu()
                     bar.update(len(block))
-    if not found.isfinite().all():
-        raise UserError("The similarities are not finite: the weights are damaged or their training diverged; use other "
-                        "weights, or train with a lower SOLVER.BASE_LR.")
+    check_finite("The similarities", [found])
     return found
-
-
-def _encode_images(model: SEPS, loader: DataLoader) -> torch.Tensor:
-    """Tokens of all images: (images, N or 1 + N, C) on the model's device."""
-    device = next(model.parameters()).device
-    loaded = progress(image_batches(loader), "encoding images", len(loader), unit="batch")
-    return torch.cat([model.encode_images(images.to(device, non_blocking=True)) for images in loaded])
 
 
 def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
@@ -111,7 +124,7 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
     with progress(total=len(texts), desc=title, unit="text") as bar:
         for block in _blocks(range(len(texts)), texts, batch):
             words, lengths = (part.to(device) for part in padded([texts[index] for index in block]))
-            for index, vectors in zip(block, model.encode_captions(words, lengths), strict=True):
+            for index, vectors in zip(block, model.text_tower(words, lengths), strict=True):
                 encoded[index] = vectors[:len(texts[index])]
             bar.update(len(block))
     return [encoded[index] for index in range(len(texts))]
@@ -121,9 +134,3 @@ def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int
     """Blocks of at most `size` indices, sorted by the texts' lengths to reduce padding."""
     ordered = sorted(indices, key=lambda index: len(texts[index]))
     return [ordered[start:start + size] for start in range(0, len(ordered), size)]
-
-
-def _padded(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Word vectors (L, C) of several texts → padded (B, longest L, C), lengths (B,)."""
-    lengths = torch.tensor([len(words) for words in vectors], device=vectors[0].device)
-    return pad_sequence(vectors, batch_first=True), lengths

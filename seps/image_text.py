@@ -54,7 +54,6 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
 
 
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
-    """Path of the image of each image id."""
     mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
     if not images.is_dir():
         raise UserError(f"The folder {images} is missing{found_instead(images)}; put the images that {file} names there (a "
@@ -77,7 +76,6 @@ def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path is relative and has no `..`."""
     pure = PurePosixPath(path.replace("\\", "/"))
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
 

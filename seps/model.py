@@ -17,22 +17,14 @@ class SEPS(nn.Module):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
 
-    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
-        """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) with a class token."""
-        return self.image_tower(images)
-
-    def encode_captions(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Token ids (B, L), lengths (B,) → word vectors (B, L, C), for captions and long captions."""
-        return self.text_tower(words, lengths)
-
     def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
                 long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
         """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks."""
         long = None
         if long_captions is not None and long_lengths is not None:
             with torch.no_grad():  # the network passes no gradient to long captions
-                long = self.encode_captions(long_captions, long_lengths)
-        return self.network(self.encode_images(images), self.encode_captions(captions, lengths), lengths, long, long_lengths)
+                long = self.text_tower(long_captions, long_lengths)
+        return self.network(self.image_tower(images), self.text_tower(captions, lengths), lengths, long, long_lengths)
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
@@ -41,21 +33,16 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     Without `pretrained` all weights are random, to be filled from a checkpoint. Raises `UserError` for unknown or unsuitable
     towers.
     """
-    image_tower = ImageTower(cfg)
-    text_tower = TextTower(cfg, pretrained)
-    report = "\n".join([image_tower.load(cfg.MODEL.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
-    return SEPS(image_tower, text_tower, _network(cfg, image_tower.num_patches)), report
-
-
-def _network(cfg: CfgNode, num_patches: int) -> CrossSparseAggrNet:
-    model = cfg.MODEL
+    model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
+    report = "\n".join([image_tower.load(model.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
     try:
-        return CrossSparseAggrNet(
-            embed_size=model.EMBED_SIZE, num_patches=num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
+        network = CrossSparseAggrNet(
+            embed_size=model.EMBED_SIZE, num_patches=image_tower.num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
             aggr_ratio=model.SDTPS_AGGR_RATIO, use_paper_version=model.PAPER_VERSION, top_k=model.TOP_K,
             use_gumbel_softmax=model.SDTPS_USE_GUMBEL, gumbel_tau=model.SDTPS_GUMBEL_TAU, use_dual_aggr=model.DUAL_AGGR,
             beta=model.SDTPS_BETA)
     except ValueError as error:  # the ratios leave no patch
         raise UserError(f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
-                        f"{model.SDTPS_AGGR_RATIO} do not fit the {num_patches} patches of {model.TRANSFORMER_TYPE}: {error}"
-                        ) from None
+                        f"{model.SDTPS_AGGR_RATIO} do not fit the {image_tower.num_patches} patches of "
+                        f"{model.TRANSFORMER_TYPE}: {error}") from None
+    return SEPS(image_tower, text_tower, network), report

@@ -13,7 +13,9 @@ from torch import nn
 from demo_sdtps.modeling.sdtps import (
     TokenAggregation,
     TokenSparse,
+    aggregate,
     aggregated_tokens,
+    aggregation_mlp,
     cosines,
     dropped_weights,
     guided_score,
@@ -22,16 +24,42 @@ from demo_sdtps.modeling.sdtps import (
     min_max,
     select,
 )
-from demo_sdtps.seps.aggregation import DualTokenAggregation
 from demo_sdtps.seps.pairs import Images, Texts, as_texts, merged_max_sim, single_max_sim
-from demo_sdtps.seps.relevance import HRPA, concat
+from demo_sdtps.seps.relevance import HRPA, concat, relevance
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the intermediate results of aggregation by device type: on a CPU the size of its cache, on a GPU enough to use it
 fully."""
 
-BLOCK = 4096
-"""Pairs that are scored and selected at once; each needs a small part of the memory of aggregation."""
+BLOCK = 4096  # pairs that are scored and selected at once; each needs a small part of the memory of aggregation
+
+
+class DualTokenAggregation(nn.Module):
+    """Aggregates the patches selected by the sparse and the dense caption: W_s V_s + W_d V_d, two weight MLPs, one scale.
+
+    `embed_dim` is C, `out_tokens` N_c.
+    """
+
+    def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
+        super().__init__()
+        self.weight_sparse = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.weight_dense = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
+        return [self._logits(weight, tokens) for weight in (self.weight_sparse, self.weight_dense)]
+
+    def forward(self, sparse: torch.Tensor, sparse_decision: torch.Tensor, dense: torch.Tensor | None = None,
+                dense_decision: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens (B, S, C) and decisions (B, S) of the sparse and optionally the dense caption → (B, N_c, C)."""
+        merged = aggregate(sparse, self._logits(self.weight_sparse, sparse), sparse_decision)
+        if dense is None or dense_decision is None:
+            return merged
+        return merged + aggregate(dense, self._logits(self.weight_dense, dense), dense_decision)
+
+    def _logits(self, weight: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        return weight(tokens).transpose(1, 2) * self.scale
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -156,7 +184,7 @@ class CrossSparseAggrNet(nn.Module):
         weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
         found = concat(merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text))
-        return self.hrpa.of_max_sim(found, text.valid), decisions
+        return relevance(found, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k), decisions
 
 
 def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -167,6 +195,4 @@ def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_rati
                               use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
 
 
-SDTPS = CrossSparseAggrNet
-"""Name in the published code (docs/seps.md)."""
-
+SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-LEAK = 0.1
-"""Negative slope of the LeakyReLU of the open version."""
+LEAK = 0.1  # negative slope of the LeakyReLU of the open version
 
-MASKED = -1000.0
-"""Cosine of a masked token: below all others, so that it is never the maximum."""
+MASKED = -1000.0  # cosine of a masked token: below all others, so that it is never the maximum
 
 
 class MaxSim(NamedTuple):
@@ -44,10 +42,6 @@ class HRPA(nn.Module):
         At least one token of each image must be valid; the others are ignored.
         """
         return mask_xattn_one_text(patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k)
-
-    def of_max_sim(self, found: MaxSim, words: torch.Tensor) -> torch.Tensor:
-        """Maxima of words (..., L) and tokens (..., P), and which words are valid (..., L) → (...)."""
-        return relevance(found, words, None, self.relevance_mlp, self.top_k)
 
 
 def mask_xattn_one_text(patch_features: torch.Tensor, word_features: torch.Tensor, patch_mask: torch.Tensor | None = None,
@@ -92,7 +86,6 @@ def relevance(found: MaxSim, words: torch.Tensor | None = None, tokens: torch.Te
 
 
 def _mean(values: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Mean of the valid values: (..., L) → (...)."""
     if valid is None:
         return values.mean(dim=-1)
     return values.masked_fill(~valid, 0.0).sum(dim=-1) / valid.sum(dim=-1).clamp_min(1)

@@ -2,19 +2,14 @@
 
 A key that re-identification has too keeps its name, and its row where the meaning is the same.
 """
-from collections.abc import Sequence
 from typing import Any
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_device
-from demo_sdtps.config.common import UserError
-from demo_sdtps.config.load import DEMO_SCHEMA, nearest
+from demo_sdtps.config.common import UserError, nearest
+from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, Key, Schema
-
-
-def rising(value: Sequence) -> bool:
-    return all(type(epoch) is int and epoch > 0 for epoch in value) and list(value) == sorted(set(value))
 
 
 def _shared(name: str, **changed: Any) -> Key:
@@ -69,7 +64,8 @@ KEYS = (
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
     _shared("SOLVER.WEIGHT_DECAY", default=0.01),
     Key("SOLVER.STEPS", (9, 15, 20, 25), "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
-        rising, "rising whole numbers above 0"),
+        lambda value: all(type(epoch) is int and epoch > 0 for epoch in value) and list(value) == sorted(set(value)),
+        "rising whole numbers above 0"),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
     Key("SOLVER.GRAD_CLIP", 2.0, "largest norm of the gradient; larger ones are clipped", *POSITIVE),
     Key("SOLVER.ALL_NEGATIVES_EPOCHS", 1, "number of first epochs with all negatives; afterwards the loss takes the hardest of "

@@ -69,17 +69,12 @@ def make_losses(cfg: CfgNode) -> SEPSLoss:
                     lambda_sparse=solver.LAMBDA_SPARSE, lambda_dense=solver.LAMBDA_DENSE)
 
 
-def rate_factor(cfg: CfgNode, epoch: int) -> float:
-    """Factor of the learning rates in an epoch, counted from 1: SOLVER.GAMMA to the number of SOLVER.STEPS reached.
+def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Set the learning rates of an epoch, counted from 1: times SOLVER.GAMMA for each of SOLVER.STEPS reached.
 
     STEPS are the reference's, which counts epochs from 0.
     """
-    return cfg.SOLVER.GAMMA ** sum(step <= epoch - 1 for step in cfg.SOLVER.STEPS)
-
-
-def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Set the learning rates of an epoch, counted from 1."""
+    factor = cfg.SOLVER.GAMMA ** sum(step <= epoch - 1 for step in cfg.SOLVER.STEPS)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
-        group["lr"] = group["initial_lr"] * rate_factor(cfg, epoch)
-
+        group["lr"] = group["initial_lr"] * factor

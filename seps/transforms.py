@@ -8,8 +8,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets.transforms import ATTEMPTS, Generator, Transform, resize_and_normalise
 
-CROP_ASPECT = (3 / 4, 4 / 3)
-"""Range of width over height of a random crop."""
+CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 
 
 class CropTransform:

@@ -13,7 +13,7 @@ from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
-from demo_sdtps.modeling.selectors import sdtps_1e10 as exploding
+from demo_sdtps.modeling.selectors.sdtps_variants import aggregate_1e10
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
@@ -95,14 +95,14 @@ def test_gumbel_gradients_keep_their_size(size, select, tau):
     Of several batches, as at tau 0.1 the softmax is almost one patch, which may be one that matters.
     """
     assert all(0.1 < ratio < 10 for ratio in growth(size, tau, select, sdtps.aggregate))
-    assert all(1e5 < ratio < 1e12 for ratio in growth(size, tau, select, exploding.aggregate))
+    assert all(1e5 < ratio < 1e12 for ratio in growth(size, tau, select, aggregate_1e10))
 
 
 def test_the_exploding_form_gives_the_same_tokens():
     generator = torch.Generator().manual_seed(16)
     tokens, logits = (torch.randn(2, *shape, generator=generator) for shape in ((7, 20), (3, 7)))
     decision = (torch.arange(7) % 3 > 0).float().expand(2, 7)
-    found, expected = (aggregate(tokens, logits, decision) for aggregate in (exploding.aggregate, sdtps.aggregate))
+    found, expected = (aggregate(tokens, logits, decision) for aggregate in (aggregate_1e10, sdtps.aggregate))
     assert relative_error(found, expected) < 1e-5
 
 

@@ -29,6 +29,11 @@ def main() -> None:
             torch.save(steps(load_cfg(config_file, opts)), Path(output) / f"{config_file.stem}_{distributed.rank()}.pth")
 
 
+def own(rows: torch.Tensor) -> torch.Tensor:
+    """This process's share of the rows."""
+    return torch.stack(distributed.share(rows))
+
+
 def steps(cfg) -> dict:
     """Losses of some steps, and what the model has become."""
     torch.manual_seed(0)
@@ -42,18 +47,17 @@ def steps(cfg) -> dict:
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []
     for _ in range(STEPS):
-        outputs = network({modality: distributed.share_of_batch(image) for modality, image in images.items()},
-                          distributed.share_of_batch(cameras))
+        outputs = network({modality: own(image) for modality, image in images.items()}, own(cameras))
         outputs = [distributed.gathered(output) if isinstance(output, torch.Tensor) else output for output in outputs]
-        loss, _ = total_loss(cfg, outputs, distributed.gathered(distributed.share_of_batch(labels)), model.pair_weights)
+        loss, _ = total_loss(cfg, outputs, distributed.gathered(own(labels)), model.pair_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
     return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
-            "of batch": distributed.share_of_batch(list(range(8))),
-            "rows": distributed.all_gather_rows(torch.stack(distributed.share(rows)), len(rows)),
+            "of batch": distributed.share(range(8)),
+            "rows": distributed.all_gather_rows(own(rows), len(rows)),
             "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
             "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
             "of all": distributed.all_gather_object(distributed.rank())}

@@ -1,16 +1,16 @@
 """Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MISSING_CASES, UserError
+from demo_sdtps.config import MISSING_CASES
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.loaders import TripletDataset, batches
+from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.distributed import all_gather_rows
-from demo_sdtps.engine.runtime import choose_precision, inference
+from demo_sdtps.engine.run.state import dataset_of
+from demo_sdtps.engine.runtime import check_finite, choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -30,8 +30,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     device = next(model.parameters()).device
-    count = len(cast(TripletDataset, loader.dataset))  # DataLoader's type forgets that the data set has a length
-    features = [torch.empty(count, sum(model.widths.values())) for _ in cases]
+    features = [torch.empty(len(dataset_of(loader)), sum(model.widths.values())) for _ in cases]
     start = 0
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
@@ -42,7 +41,5 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
             start += len(cameras)
     if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
-    if not all(whole.isfinite().all() for whole in features):
-        raise UserError("The network's features are not finite: the weights are damaged or their training diverged; use other "
-                        "weights, or train with a lower SOLVER.BASE_LR.")
+    check_finite("The network's features", features)
     return [{pattern: whole[:, columns] for pattern, columns in model.columns.items()} for whole in features]

@@ -11,12 +11,10 @@ import torch
 
 from demo_sdtps.config import UserError
 
-CHUNK_ELEMENTS = 1 << 25
-"""Distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million."""
+CHUNK_ELEMENTS = 1 << 25  # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
 PIECE = 8 * 8 * 255
 """Distances of a query that are counted at a time, so that they stay in the processor's cache; a multiple of 8 · 255."""
-FEW = 32
-"""Matches of a query up to which comparing each with every distance is faster than sorting the distances."""
+FEW = 32  # matches of a query up to which comparing each with every distance is faster than sorting the distances
 
 
 @dataclass(frozen=True)

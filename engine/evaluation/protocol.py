@@ -28,10 +28,8 @@ class TestData:
     samples: list[Sample]
     query: torch.Tensor
     gallery: torch.Tensor
-    loader: DataLoader
-    """Loads this process's share of the samples."""
-    matched: int
-    """The number of queries with a match in the gallery; only these are scored."""
+    loader: DataLoader  # loads this process's share of the samples
+    matched: int  # the number of queries with a match in the gallery; only these are scored
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `indices`: identity, camera or scene."""

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from demo_sdtps.config.progress import progress
 
-BLOCK_ELEMENTS = 1 << 21
-"""Approximate elements in a block of rows. A few such tensors exist at a time, and never one of N × N."""
+BLOCK_ELEMENTS = 1 << 21  # approximate elements in a block of rows. A few such tensors exist at a time, and never one of N × N
 KEPT_ELEMENTS = 1 << 24
 """Distances of all to all are kept up to this number, 64 MB; those of larger sets are recomputed by blocks."""
 STRIP = 256

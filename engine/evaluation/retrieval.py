@@ -7,10 +7,8 @@ import torch
 from demo_sdtps.config import UserError
 
 RANKS = (1, 5, 10)
-WAYS = ("i2t", "t2i")
-"""Captions retrieved by an image, images retrieved by a caption."""
-BLOCK_ELEMENTS = 1 << 22
-"""Similarities that are compared at a time, with up to 8 bytes for each."""
+WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a caption
+BLOCK_ELEMENTS = 1 << 22  # similarities that are compared at a time, with up to 8 bytes for each
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.evaluation.extraction import CASES
+from demo_sdtps.engine.runtime import check_finite
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.selectors import selector_name
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection
@@ -96,9 +97,7 @@ def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -
         parts = selector.parts(context.tokens[modality], context.of(modality))
         found[modality] = {"score": selection.score} | {name: part for name, part in parts.items()
                                                         if name not in context.missing}
-        if not all(score.isfinite().all() for score in found[modality].values()):
-            raise UserError("The scores of the patches are not finite: the weights are damaged or their training diverged; use "
-                            "other weights, or train with a lower SOLVER.BASE_LR.")
+        check_finite("The scores of the patches", found[modality].values())
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config.files import atomic_write
-from demo_sdtps.engine.distributed import is_main, wait_for_all
+from demo_sdtps.engine.distributed import all_gather_object, is_main
 from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output
 from demo_sdtps.engine.run.record import track_run
 from demo_sdtps.engine.run.resume import Resumed
@@ -25,7 +25,7 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
 
     Files of an earlier run are replaced, unless it is resumed. Only the main process writes. Raises `UserError`.
     """
-    wait_for_all()  # another process may still read what is replaced
+    all_gather_object(None)  # wait: another process may still read what is replaced
     if not is_main():
         with suppress(Stopped):
             yield Path(cfg.OUTPUT_DIR)

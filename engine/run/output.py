@@ -10,8 +10,7 @@ from demo_sdtps.config.files import write_json
 
 METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
-DAMAGED = "last.damaged.pth"
-"""A damaged last.pth, where the run was resumed from the previous checkpoint."""
+DAMAGED = "last.damaged.pth"  # a damaged last.pth, where the run was resumed from the previous checkpoint
 RESULTS = (METRICS, LAST, PREVIOUS, BEST)
 
 

@@ -21,8 +21,8 @@ from demo_sdtps.engine.run.stop import Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
-RUNNING, FINISHED, STOPPED, INTERRUPTED, FAILED = "running", "finished", "stopped", "interrupted", "failed"
-STATUS_OF = {Stopped: STOPPED, KeyboardInterrupt: INTERRUPTED}
+FINISHED = "finished"
+STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
 
 
@@ -33,7 +33,7 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     It is separate from metrics.json, which depends on the seed alone. The record of a resumed run stays as it was at the
     start, with an entry for every resumption.
     """
-    record = {"status": RUNNING, "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
+    record = {"status": "running", "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
               "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
         record = with_resumption(record, _read(output / RECORD), resumed)
@@ -42,11 +42,11 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     try:
         yield
     except BaseException as error:
-        ended = {"status": STATUS_OF.get(type(error), FAILED), **({"error": str(error)} if str(error) else {})}
+        ended = {"status": STATUS_OF.get(type(error), "failed"), **({"error": str(error)} if str(error) else {})}
         with suppress(UserError):  # the error that ended the run, perhaps a full disk, is reported already
-            _write_end(output, record | ended, started)
+            write_json(output / RECORD, record | ended | {"seconds": time.perf_counter() - started})
         raise
-    _write_end(output, record | {"status": FINISHED}, started)
+    write_json(output / RECORD, record | {"status": "finished", "seconds": time.perf_counter() - started})
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
@@ -55,7 +55,7 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     entry = {"epoch": state["epoch"], "step": state["step"], "checkpoint": resumed.path.name,
              **{name: record[name] for name in ("command", "commit", "changed", "started", "versions", "machine")}}
     kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
-    return record | kept | {"status": RUNNING, "resumptions": [*before.get("resumptions", []), entry]}
+    return record | kept | {"status": "running", "resumptions": [*before.get("resumptions", []), entry]}
 
 
 def command() -> str:
@@ -84,10 +84,6 @@ def machine(device: torch.device) -> dict[str, str | int]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {"device": str(device), "name": name, "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads()}
-
-
-def _write_end(output: Path, record: dict, started: float) -> None:
-    write_json(output / RECORD, record | {"seconds": time.perf_counter() - started})
 
 
 def _read(path: Path) -> dict:

@@ -11,7 +11,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, get_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
@@ -131,7 +131,6 @@ def _read(path: Path) -> Mapping:
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
-    """Whether the configuration that a run wrote is `cfg`, apart from RESUMABLE_KEYS."""
     try:
         return not _changes(cfg, read_yaml(path, "configuration", "choose another OUTPUT_DIR"), schema)
     except UserError:  # not a run's configuration
@@ -143,19 +142,11 @@ def _changes(cfg: CfgNode, content: Mapping, schema: Schema) -> dict[str, tuple[
 
     A key that the stored configuration lacks, because the key is newer, counts as its default.
     """
-    defaults, now = (_flat(yaml.safe_load(config.dump())) for config in (get_cfg(schema), cfg))
-    before = defaults | _flat(content)
+    defaults, now = (dict(flatten(yaml.safe_load(config.dump()), schema)) for config in (get_cfg(schema), cfg))
+    before = defaults | dict(flatten(content, schema))
 
     def text(values: Mapping, key: str) -> str:
         return repr(values[key]) if key in values else "absent"
 
     return {key: (text(before, key), text(now, key)) for key in sorted(before | now)
             if key not in RESUMABLE_KEYS and before.get(key) != now.get(key)}
-
-
-def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
-    """Nested sections as one dictionary by full key."""
-    found: dict[str, object] = {}
-    for name, value in content.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found

@@ -2,6 +2,7 @@
 import random
 import zlib
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,13 +43,9 @@ def set_random_states(states: Mapping) -> None:
 
 def fingerprint(cfg: CfgNode, loader: DataLoader) -> int:
     """A CRC-32 of the training files' names below DATASETS.ROOT_DIR, in their order."""
-    root = str(Path(cfg.DATASETS.ROOT_DIR))
-    found = 0
-    dataset = dataset_of(loader)
-    for index in range(len(dataset)):
-        for file in dataset.files(index):
-            found = zlib.crc32(file.removeprefix(root).encode(errors="surrogateescape"), found)
-    return found
+    root, dataset = str(Path(cfg.DATASETS.ROOT_DIR)), dataset_of(loader)
+    names = (file.removeprefix(root) for index in range(len(dataset)) for file in dataset.files(index))
+    return reduce(lambda found, name: zlib.crc32(name.encode(errors="surrogateescape"), found), names, 0)
 
 
 def dataset_of(loader: DataLoader) -> Any:

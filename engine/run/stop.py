@@ -6,11 +6,7 @@ from contextlib import contextmanager
 
 
 class Stopped(Exception):  # noqa: N818 (no error: the run is saved and can be resumed)
-    """The run has ended on request."""
-
-
-class StopNow(Exception):  # noqa: N818
-    """Raised inside `StopRequest.interrupt_immediately`."""
+    """The run ends on request."""
 
 
 class StopRequest:
@@ -33,11 +29,11 @@ class StopRequest:
 
     @contextmanager
     def interrupt_immediately(self) -> Iterator[None]:
-        """Inside, a request raises `StopNow`; an earlier one does at once."""
+        """Inside, a request raises `Stopped`; an earlier one does at once."""
         self.is_urgent = True
         try:
             if self.requested:
-                raise StopNow
+                raise Stopped
             yield
         finally:
             self.is_urgent = False
@@ -45,4 +41,4 @@ class StopRequest:
     def _note(self, *_: object) -> None:
         self.requested = True
         if self.is_urgent:
-            raise StopNow
+            raise Stopped

@@ -1,5 +1,5 @@
 """Backbones: a file for each architecture, a line for each in config/backbones.py."""
-from importlib import import_module
+from pkgutil import resolve_name
 
 from yacs.config import CfgNode
 
@@ -11,5 +11,4 @@ __all__ = ["Backbone", "make_backbone"]
 
 def make_backbone(cfg: CfgNode, camera_num: int) -> Backbone:
     """The backbone of MODEL.TRANSFORMER_TYPE, randomly initialised. Raises `UserError` where it does not fit."""
-    file, _, name = backbone_class(cfg.MODEL.TRANSFORMER_TYPE).partition(".")
-    return getattr(import_module(f"{__name__}.{file}"), name)(cfg, camera_num)
+    return resolve_name(f"{__name__}.{backbone_class(cfg.MODEL.TRANSFORMER_TYPE)}")(cfg, camera_num)

@@ -28,10 +28,8 @@ class Backbone(nn.Module, ABC):
     it (`_build`, `_tokens`). Its constructor raises `UserError` where the configuration does not fit.
     """
 
-    min_cameras = 2
-    """Fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera."""
-    has_new_camera_embedding = False
-    """Whether the camera embedding trains at the rate of new layers, not of the backbone."""
+    min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
+    has_new_camera_embedding = False  # whether the camera embedding trains at the rate of new layers, not of the backbone
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
@@ -42,8 +40,7 @@ class Backbone(nn.Module, ABC):
         self.fused_attention: bool | None = None
         """True: torch's fused attention; False: plain matrix products; None: chosen by device and precision."""
         self.is_compiled = False
-        self.precision: torch.dtype | None = None
-        """dtype of matrix products; None leaves it to autocast."""
+        self.precision: torch.dtype | None = None  # dtype of matrix products; None leaves it to autocast
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
         if cfg.MODEL.SIE_CAMERA and camera_num >= self.min_cameras:

@@ -9,8 +9,7 @@ from demo_sdtps.modeling.backbones.base import Transformer
 from demo_sdtps.modeling.backbones.vit import ViT
 
 NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
-WIDTH = 512
-"""Width of CLIP's joint space, to which its projection maps every token."""
+WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
 
 QUICK_GELU = 1.702
 

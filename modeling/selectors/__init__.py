@@ -4,7 +4,7 @@ A new selector is one file with a subclass of `base.Selector`, and one line in S
 """
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 SELECTORS = {
     "sdtps": "demo_sdtps.modeling.selectors.sdtps:SDTPS",
-    "sdtps_1e10": "demo_sdtps.modeling.selectors.sdtps_1e10:SDTPS1e10",
-    "sdtps_centred": "demo_sdtps.modeling.selectors.sdtps_centred:CentredSDTPS",
-    "sdtps_projected": "demo_sdtps.modeling.selectors.sdtps_projected:ProjectedSDTPS",
+    "sdtps_1e10": "demo_sdtps.modeling.selectors.sdtps_variants:SDTPS1e10",
+    "sdtps_centred": "demo_sdtps.modeling.selectors.sdtps_variants:CentredSDTPS",
+    "sdtps_projected": "demo_sdtps.modeling.selectors.sdtps_variants:ProjectedSDTPS",
 }
 """MODEL.SELECTOR → module:class. The name is also that of the selector's weights and of its head in checkpoints."""
 
@@ -40,5 +40,4 @@ def make_selector(cfg: CfgNode, width: int, grid: tuple[int, int]) -> Selector |
     if name not in SELECTORS:
         raise UserError(f"MODEL.SELECTOR is {name!r}, but it must be {' or '.join(map(repr, SELECTORS))}"
                         f"{nearest(name, SELECTORS)}.")
-    module, _, attribute = SELECTORS[name].partition(":")
-    return getattr(import_module(module), attribute)(cfg, width, grid)
+    return resolve_name(SELECTORS[name])(cfg, width, grid)

@@ -9,8 +9,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.modeling.sdtps import kept_tokens, select, take
 
-ByModality = dict[str, torch.Tensor]
-"""Tensors by modality, in the order of MODALITIES."""
+ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 
 @dataclass(frozen=True)
@@ -21,22 +20,14 @@ class Context:
     backbone there are no global features yet.
     """
 
-    tokens: ByModality
-    """Patch tokens (B, N, C), row by row of the grid."""
-    class_tokens: ByModality
-    """(B, C)."""
-    grid: tuple[int, int]
-    """(rows, columns) of patches."""
-    global_feats: ByModality = field(default_factory=dict)
-    """(B, C); empty where there are none."""
-    missing: frozenset[str] = frozenset()
-    """Modalities whose images are zeros."""
-    attention: ByModality = field(default_factory=dict)
-    """Attention weights of the class token over the patches, (B, heads, N); empty where the backbone returns none."""
-    mask: ByModality = field(default_factory=dict)
-    """(B, N) bool, False for a patch that must not be kept (no such patch, background); empty: all may."""
-    modality: str = ""
-    """Whose patches are scored or selected; '' for all."""
+    tokens: ByModality  # patch tokens (B, N, C), row by row of the grid
+    class_tokens: ByModality  # (B, C)
+    grid: tuple[int, int]  # (rows, columns) of patches
+    global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
+    missing: frozenset[str] = frozenset()  # modalities whose images are zeros
+    attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
+    mask: ByModality = field(default_factory=dict)  # (B, N) bool, False for a patch that must not be kept; empty: all may
+    modality: str = ""  # whose patches are scored or selected; '' for all
 
     def of(self, modality: str) -> Context:
         """The same with one modality in focus."""
@@ -47,14 +38,10 @@ class Context:
 class Selection:
     """What a selector makes of the N patches of one modality."""
 
-    tokens: torch.Tensor
-    """(B, S, C): the tokens that replace the patches. Their mean is the selector's feature, and HDM attends to them."""
-    mask: torch.Tensor
-    """(B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient."""
-    score: torch.Tensor
-    """(B, N): what the choice is made by, the highest first."""
-    index: torch.Tensor
-    """(B, K) int64: the kept patches, best first."""
+    tokens: torch.Tensor  # (B, S, C): replace the patches; their mean is the selector's feature, and HDM attends to them
+    mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
+    score: torch.Tensor  # (B, N): what the choice is made by, the highest first
+    index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
 class Selector(nn.Module):
@@ -64,8 +51,7 @@ class Selector(nn.Module):
     configuration, the tokens' width C and the grid of patches, and raises `UserError` for settings that do not fit.
     """
 
-    loss_weight = 1.0
-    """Weight of the losses of the selector's feature."""
+    loss_weight = 1.0  # weight of the losses of the selector's feature
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__()
