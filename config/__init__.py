@@ -1,5 +1,12 @@
 """The configuration: a schema of every key, and the way from a file and the command line to a checked CfgNode."""
+from typing import TYPE_CHECKING
+
 from demo_sdtps.config.common import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
-from demo_sdtps.config.load import get_cfg, load_cfg, with_values
+from demo_sdtps.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from demo_sdtps.config.load import get_cfg, load_cfg, with_values
 
 __all__ = ["MISSING_CASES", "MODALITIES", "RETURN_PATTERNS", "UserError", "get_cfg", "load_cfg", "with_values"]
+
+__getattr__ = lazy_names(__name__, dict.fromkeys(("get_cfg", "load_cfg", "with_values"), "demo_sdtps.config.load"))

@@ -3,6 +3,8 @@
 The names and, where they are not bound to one machine, the defaults are DeMo's, so that DeMo's own YAML files load.
 A key that DeMo has but that nothing reads is kept at its default alone.
 """
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import NamedTuple
