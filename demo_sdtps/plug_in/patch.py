@@ -46,8 +46,8 @@ class SeenPass:
         found = self.reduced if self.model.GLOBAL_LOCAL else self.class_tokens
         if not len(self.tokens) == len(found) == 3:
             raise UserError(f"{type(self.model).__name__}.forward called BACKBONE {len(self.tokens)} times and made "
-                            f"{len(found)} global features, but three of each (RGB, NI, TI) were looked for, before generalFusion; "
-                            f"{BY_HAND}.")
+                            f"{len(found)} global features, but three of each (RGB, NI, TI) were looked for, before "
+                            f"generalFusion; {BY_HAND}.")
         return found
 
     def selected(self) -> list[torch.Tensor]:
