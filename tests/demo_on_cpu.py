@@ -14,8 +14,9 @@ def prepare(checkout):
     """Import the checkout's model with a CLIP image tower of random weights."""
     answer_by_the_cpu()
     sys.path.insert(0, str(checkout))
-    from modeling import meta_arch
     from modeling.clip.model import VisionTransformer
+
+    from modeling import meta_arch
 
     def random_clip(cfg, name, rows, columns, stride):
         tower = VisionTransformer(rows, columns, 16, stride, 768, 12, 12, 512, cfg)

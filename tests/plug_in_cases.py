@@ -54,10 +54,11 @@ def try_patched(folder):
 
 
 def _cases(untouched, module, how):
-    ways = (("untouched", {"module": untouched}, []), ("off", {"module": module, **how}, []), ("on", {"module": module, **how}, ON))
+    changed = {"module": module, **how}
+    ways = (("untouched", {"module": untouched}, []), ("off", changed, []), ("on", changed, ON))
     cases = {f"{setting}, {name}": {"opts": [*SIZE, *opts, *more], **way}
              for setting, opts in SETTINGS.items() for name, way, more in ways}
-    return cases | {name: {"opts": [*SIZE, *ON, *more], "module": module, **how, **settings}
+    return cases | {name: {"opts": [*SIZE, *ON, *more], **changed, **settings}
                     for name, (more, settings) in OPTIONS.items()}
 
 

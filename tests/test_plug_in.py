@@ -30,8 +30,8 @@ def results(request, tried):
 
 def on_our_side(opts):
     """This project's configuration and model for the changed checkout's weights."""
-    cfg = tiny_cfg("MODEL.PATCH_SIZE", 16, "MODEL.HEAD", 4, "MODEL.STRIDE_SIZE", [16, 16], "INPUT.SIZE_TRAIN", SIZE[1], "INPUT.SIZE_TEST",
-                   SIZE[1], *opts)
+    cfg = tiny_cfg("MODEL.PATCH_SIZE", 16, "MODEL.HEAD", 4, "MODEL.STRIDE_SIZE", [16, 16], "INPUT.SIZE_TRAIN", SIZE[1],
+                   "INPUT.SIZE_TEST", SIZE[1], *opts)
     return cfg, make_model(cfg, CLASSES, CAMERAS).eval()
 
 

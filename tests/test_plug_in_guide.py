@@ -60,7 +60,8 @@ def test_every_operator_is_in_the_table(results):
 
 def test_the_example_is_our_configuration(results):
     on = results["example"]
-    assert all(torch.equal(feature, results["direct 1, on"]["patterns"][pattern]) for pattern, feature in on["patterns"].items())
+    patterns = results["direct 1, on"]["patterns"]
+    assert all(torch.equal(feature, patterns[pattern]) for pattern, feature in on["patterns"].items())
     example = [part for key, value in yaml.safe_load(read_guide()[1])["MODEL"].items() for part in (f"MODEL.{key}", str(value))]
     folder = ROOT / "configs" / "RGBNT201"
     assert load_cfg(folder / "DeMo.yml", example).MODEL == load_cfg(folder / "DeMo_SDTPS.yml").MODEL

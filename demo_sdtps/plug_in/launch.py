@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import runpy
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.common import UserError, printable
 from demo_sdtps.plug_in.config import add_config
-from demo_sdtps.plug_in.patch import patch
+from demo_sdtps.plug_in.patch import BY_HAND, patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,13 +150,20 @@ def _evaluate_all_patterns(checkout: Checkout) -> None:
     off, 1 in distributed training."""
     original = checkout.find("engine.processor", "training_neat_eval")
 
+    signature = inspect.signature(original)
+    for name in ("cfg", "return_pattern"):
+        if name not in signature.parameters:
+            raise UserError(f"engine.processor.training_neat_eval takes no {name}, which was looked for; {BY_HAND}.")
+
     @wraps(original)
-    def training_neat_eval(cfg, *args, return_pattern=None, **kwargs):
-        asked = {} if return_pattern is None else {"return_pattern": return_pattern}
-        if cfg.MODEL.USE_SDTPS and (return_pattern is None or not (cfg.MODEL.HDM or cfg.MODEL.ATM)):
-            for pattern in PATTERNS[:-1]:
-                original(cfg, *args, return_pattern=pattern, **kwargs)
-            asked = {"return_pattern": PATTERNS[-1]}
-        return original(cfg, *args, **asked, **kwargs)
+    def training_neat_eval(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        own, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
+        if not own.USE_SDTPS or (asked is not None and (own.HDM or own.ATM)):
+            return original(*args, **kwargs)
+        for pattern in PATTERNS:
+            call.arguments["return_pattern"] = pattern
+            result = original(*call.args, **call.kwargs)
+        return result
 
     checkout.replace("engine.processor", "training_neat_eval", training_neat_eval)

@@ -8,8 +8,7 @@ from fvcore.nn import flop_count
 from modeling.backbone import SIZES, Backbone
 from modeling.fusion import GeneralFusion, QuickGELU
 
-
-MISSING = {case: case for case in ("r", "n", "t", "rn", "rt", "nt")}
+MISSING = ("r", "n", "t", "rn", "rt", "nt")
 
 
 class DeMo(nn.Module):
@@ -75,12 +74,12 @@ class DeMo(nn.Module):
                 return moe_score, moe_feat, RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global, loss_moe
             return RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global
         else:
-            RGB, NI, TI = (torch.zeros_like(x[name]) if letter in MISSING.get(self.miss_type, "") else x[name]
-                           for name, letter in (("RGB", "r"), ("NI", "n"), ("TI", "t")))
+            missing = self.miss_type if self.miss_type in MISSING else ""
+            x = {**x, **{name: torch.zeros_like(x[name]) for name in ("RGB", "NI", "TI") if name[0].lower() in missing}}
             cam_label = x.get("cam_label", cam_label)
-            RGB_cash, RGB_global = self.BACKBONE(RGB, cam_label=cam_label, view_label=view_label)
-            NI_cash, NI_global = self.BACKBONE(NI, cam_label=cam_label, view_label=view_label)
-            TI_cash, TI_global = self.BACKBONE(TI, cam_label=cam_label, view_label=view_label)
+            RGB_cash, RGB_global = self.BACKBONE(x["RGB"], cam_label=cam_label, view_label=view_label)
+            NI_cash, NI_global = self.BACKBONE(x["NI"], cam_label=cam_label, view_label=view_label)
+            TI_cash, TI_global = self.BACKBONE(x["TI"], cam_label=cam_label, view_label=view_label)
             if self.GLOBAL_LOCAL:
                 RGB_global = self.rgb_reduce(torch.cat([RGB_global, self.pool(RGB_cash.mT).squeeze(-1)], dim=-1))
                 NI_global = self.nir_reduce(torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1))
