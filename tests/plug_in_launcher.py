@@ -7,19 +7,16 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-import fvcore.nn  # noqa: F401 (loaded before the fork)
-
-import demo_sdtps.plug_in.fast
-import demo_sdtps.plug_in.launch  # noqa: F401
-
 LONGEST = 300
 """Seconds after which a command hangs."""
+LOADED = ["fvcore.nn", "demo_sdtps.plug_in.launch", "demo_sdtps.plug_in.fast"]
+"""What the processes have in common."""
 
 
 def launch(checkout, *words, **environment):
     """`python -m demo_sdtps WORDS` typed in a checkout → its returncode, stdout and stderr."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(LOADED)
     outputs = [Path(checkout).parent / name for name in ("stdout.txt", "stderr.txt")]
     process = context.Process(target=_run, args=(str(checkout), [str(word) for word in words], environment, outputs))
     process.start()

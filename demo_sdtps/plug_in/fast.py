@@ -93,8 +93,9 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     try:
         ours = from_demo(weights)
         width = ours["hdm.query"].shape[1]
-        hdm = HDM(width)
-        atmoe = ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1]) if "atmoe.expert_weight" in ours else None
+        with torch.random.fork_rng(devices=[]):  # the checkout's training draws what it would draw without
+            hdm = HDM(width)
+            atmoe = ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1]) if "atmoe.expert_weight" in ours else None
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
         whole.load_state_dict(ours)
     except (ValueError, KeyError, RuntimeError) as error:

@@ -45,7 +45,8 @@ def _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern):
     for images, labels, cameras, *scenes in val_loader:
         with torch.no_grad():
             feature = model(images, cam_label=cameras, return_pattern=return_pattern)
-        evaluator.update((feature, labels, cameras, *(scenes if cfg.DATASETS.NAMES == "MSVR310" else []), ["name"] * len(labels)))
+        scenes = scenes if cfg.DATASETS.NAMES == "MSVR310" else []
+        evaluator.update((feature, labels, cameras, *scenes, ["name"] * len(labels)))
     cmc, average, *_ = evaluator.compute()
     logger.info("pattern %d width %d mAP %.6f Rank-1 %.6f", return_pattern, feature.shape[1], average, cmc[0])
     return average, cmc
