@@ -1,12 +1,15 @@
 """docs/plug_in.md, applied block by block to a class with DeMo's forward (reference/demo_host)."""
 import os
+import re
+import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
 import yaml
 from plug_in_cases import FULL_CLASSES, FULL_WIDTH, try_by_hand
-from plug_in_guide import GUIDE, read_guide
+from plug_in_guide import GUIDE, HOST, change, read_guide
 from tiny import CONFIG, ROOT
 
 from demo_sdtps.config import load_cfg
@@ -65,6 +68,16 @@ def test_the_example_is_our_configuration(results):
     example = [part for key, value in yaml.safe_load(read_guide()[1])["MODEL"].items() for part in (f"MODEL.{key}", str(value))]
     folder = ROOT / "configs" / "RGBNT201"
     assert load_cfg(folder / "DeMo.yml", example).MODEL == load_cfg(folder / "DeMo_SDTPS.yml").MODEL
+
+
+def test_the_changed_loop_evaluates_all_patterns(tmp_path):
+    """Also with HDM and ATM off, where DeMo evaluates the third alone."""
+    checkout = shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
+    change(checkout)
+    for words, patterns in (([], [3]), (["MODEL.USE_SDTPS", "True"], [1, 2, 3])):
+        done = subprocess.run([sys.executable, "train_net.py", "INPUT.SIZE_TRAIN", "[64, 32]", "SOLVER.MAX_EPOCHS", "1", *words],
+                              cwd=checkout, capture_output=True, text=True, check=True)
+        assert [int(pattern) for pattern in re.findall(r"pattern (\d) width", done.stdout)] == patterns
 
 
 def test_the_class_token_among_the_patches(results):

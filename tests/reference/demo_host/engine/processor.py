@@ -11,6 +11,7 @@ def do_train(cfg, model, center_criterion, train_loader, val_loader, optimizer, 
     logger = logging.getLogger("DeMo.train")
     make_evaluator = R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval
     evaluator = make_evaluator(num_query, feat_norm=True)
+    test_sign = cfg.MODEL.HDM or cfg.MODEL.ATM
     for epoch in range(1, cfg.SOLVER.MAX_EPOCHS + 1):
         model.train()
         for images, labels, cameras in train_loader:
@@ -24,7 +25,7 @@ def do_train(cfg, model, center_criterion, train_loader, val_loader, optimizer, 
             optimizer.step()
             accuracy = (output[0].argmax(dim=1) == labels).float().mean()
             logger.info("epoch %d loss %.3f accuracy %.3f", epoch, float(loss), float(accuracy))
-        for pattern in (1, 2, 3) if cfg.MODEL.HDM or cfg.MODEL.ATM else (3,):
+        for pattern in (1, 2, 3) if test_sign else (3,):
             training_neat_eval(cfg, model, val_loader, "cpu", evaluator, epoch, logger, return_pattern=pattern)
     os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
     torch.save(model.state_dict(), os.path.join(cfg.OUTPUT_DIR, cfg.MODEL.NAME + "best.pth"))
