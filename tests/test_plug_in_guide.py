@@ -74,9 +74,9 @@ def test_the_changed_loop_evaluates_all_patterns(tmp_path):
     """Also with HDM and ATM off, where DeMo evaluates the third alone."""
     checkout = shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
     change(checkout)
+    command = [sys.executable, "train_net.py", "INPUT.SIZE_TRAIN", "[64, 32]", "SOLVER.MAX_EPOCHS", "1"]
     for words, patterns in (([], [3]), (["MODEL.USE_SDTPS", "True"], [1, 2, 3])):
-        done = subprocess.run([sys.executable, "train_net.py", "INPUT.SIZE_TRAIN", "[64, 32]", "SOLVER.MAX_EPOCHS", "1", *words],
-                              cwd=checkout, capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, *words], cwd=checkout, capture_output=True, text=True, check=True)
         assert [int(pattern) for pattern in re.findall(r"pattern (\d) width", done.stdout)] == patterns
 
 
