@@ -42,11 +42,19 @@ distance = torch.cdist(query, gallery).square().numpy()
 labels = (*sides(ids.numpy()), *sides(cams))
 replace_ranking(Checkout(Path(sys.argv[1]).resolve()))
 before, after = (ranking(distance, *labels) for ranking in (theirs["eval_func"], metrics.eval_func))
-ranked, ours = (f(query, gallery, 50, 15, 0.3) for f in (theirs["re_ranking"], metrics.re_ranking))
+class Whole:
+    float16 = np.float32
+    __getattr__ = staticmethod(lambda name: getattr(np, name))
+def rerank_error(k1, k2):
+    ranked, ours = (f(query, gallery, k1, k2, 0.3) for f in (theirs["re_ranking"], metrics.re_ranking))
+    return float(np.abs(ranked.astype(float) - ours).max())
+errors = [rerank_error(20, 6), rerank_error(50, 15)]
+theirs["re_ranking"].__globals__["np"] = Whole()
+errors.append(rerank_error(50, 15))
 scenes = sides(np.arange(300) % 7)
 msvr = metrics.eval_func_msrv(distance, *labels, *scenes)[1]
 print(json.dumps({"cmc": float(np.abs(before[0] - after[0]).max()), "mAP": abs(before[1] - after[1]),
-                  "re-ranking": float(np.abs(ranked.astype(float) - ours).max()),
+                  "re-ranking": errors,
                   "scenes": abs(msvr - theirs["eval_func"](distance, *labels[:2], *scenes)[1])}))
 """
 
@@ -105,7 +113,9 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
 
 
 def test_ranking_and_reranking_by_ours_are_theirs():
+    """Re-ranked distances differ by the rounding of theirs, which are float16."""
     found = json.loads(python("-c", RANKING, CHECKOUT, cwd=CHECKOUT).splitlines()[-1])
     print(found)
-    assert found["re-ranking"] < 5e-3
+    small, large, without_half_precision = found["re-ranking"]
+    assert small < 5e-3 and large < 1e-2 and without_half_precision < 1e-5
     assert max(found["cmc"], found["mAP"], found["scenes"]) < 1e-6
