@@ -2,6 +2,8 @@
 
 Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load.
 """
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import NamedTuple

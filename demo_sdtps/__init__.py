@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from demo_sdtps.config import get_cfg, load_cfg
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+    from demo_sdtps.plug_in.config import add_config
+    from demo_sdtps.plug_in.patch import patch
 
-__all__ = ["MultiModalSDTPS", "get_cfg", "load_cfg", "make_model"]
+__all__ = ["MultiModalSDTPS", "add_config", "get_cfg", "load_cfg", "make_model", "patch"]
 
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 if not (Path(__file__).parent / "modeling").is_dir():
@@ -22,4 +24,5 @@ if not (Path(__file__).parent / "modeling").is_dir():
 
 __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
-    "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load"})
+    "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load",
+    "add_config": "demo_sdtps.plug_in.config", "patch": "demo_sdtps.plug_in.patch"})

@@ -1,4 +1,6 @@
 """Names of a package that are imported from its modules when they are first asked for (PEP 562)."""
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module

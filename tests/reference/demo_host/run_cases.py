@@ -1,7 +1,7 @@
 """Build, train one step and evaluate this checkout's model: python run_cases.py CASES.json OUT.pt
 
-The model is that of `modeling/make_model.py` or of another file beside it. Every weight follows from its name, so that two
-models agree in whatever weights they share.
+The model is that of `modeling/make_model.py` or of another file beside it, patched by demo_sdtps in cases that say so. Every
+weight follows from its name, so that two models agree in whatever weights they share.
 """
 import importlib
 import json
@@ -16,6 +16,8 @@ from config import cfg as defaults
 
 BATCH, CAMERAS = 4, 4
 PATTERNS = (1, 2, 3)
+SMALL = (2, 3)
+"""Batches that could be taken for a pair or a triple."""
 
 
 def main():
@@ -27,19 +29,26 @@ def main():
         module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]}, output)
 
 
-def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_cost=False):
+def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_cost=False, patched=False):
     cfg = defaults.clone()
+    if patched:
+        from demo_sdtps import add_config, patch
+
+        add_config(cfg)
     cfg.merge_from_list(opts)
     if yaml:
         cfg.merge_from_file(yaml)
     torch.manual_seed(0)
     model = importlib.import_module(f"modeling.{module}").DeMo(num_classes, cfg, CAMERAS, 0, None)
+    if patched:
+        assert patch(model, cfg) is model
     if only_cost:
         return {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad), "flops": model.flops()}
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stir(model)
 
     images = make_images(*cfg.INPUT.SIZE_TRAIN)
+    small = {count: {name: image[:count] for name, image in images.items()} for count in SMALL}
     cameras, labels = torch.arange(BATCH) % CAMERAS, torch.arange(BATCH) // 2
     model.train()
     torch.manual_seed(1)
@@ -49,16 +58,21 @@ def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, onl
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
 
+    with torch.no_grad():
+        trained = {count: model(part, cam_label=cameras[:count]) for count, part in small.items()}
+
     model.eval()
     inner = {}
     if hasattr(model, "sdtps"):
         model.sdtps.register_forward_hook(lambda _, given, found: inner.update(inputs=given, outputs=found))
     with torch.no_grad():
+        small_patterns = {count: {pattern: model(part, cam_label=cameras[:count], return_pattern=pattern)
+                                  for pattern in PATTERNS} for count, part in small.items()}
         patterns = {pattern: model(images, cam_label=cameras, return_pattern=pattern) for pattern in PATTERNS}
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     return {"config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
             "loss": loss.detach(), "gradients": gradients, "weights": model.state_dict(), "patterns": patterns,
-            "inner": inner, "error": error_with_class_token(model, inner)}
+            "trained": trained, "small_patterns": small_patterns, "inner": inner, "error": error_with_class_token(model, inner)}
 
 
 @lru_cache

@@ -1,39 +1,14 @@
-"""DeMo in miniature: its attributes, its forward written twice, its outputs; without SDTPS.
+"""DeMo in miniature: its attributes, its forward written twice, its outputs; without SDTPS."""
+import copy
 
-The mixture of experts is left out: ATM builds the fusion and leaves its features as they are.
-"""
 import torch
 import torch.nn as nn
 from fvcore.nn import flop_count
 
 from modeling.backbone import SIZES, Backbone
+from modeling.fusion import GeneralFusion, QuickGELU
 
-
-class QuickGELU(nn.Module):
-    def forward(self, values):
-        return values * torch.sigmoid(1.702 * values)
-
-
-class GeneralFusion(nn.Module):
-    """HDM: a learned query per subset of the modalities, each with an attention of its own."""
-
-    SUBSETS = ("r", "n", "t", "rn", "rt", "nt", "rnt")
-
-    def __init__(self, width):
-        super().__init__()
-        for subset in self.SUBSETS:
-            setattr(self, f"{subset}_token", nn.Parameter(torch.randn(1, 1, width) * width ** -0.5))
-            setattr(self, subset, nn.MultiheadAttention(width, width // 64, dropout=0.1, batch_first=True))
-
-    def forward(self, RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global):
-        tokens = {letter: torch.cat([own[:, None], patches], dim=1) for letter, patches, own in (
-            ("r", RGB_cash, RGB_global), ("n", NI_cash, NI_global), ("t", TI_cash, TI_global))}
-        features = []
-        for subset in self.SUBSETS:
-            seen = torch.cat([tokens[letter] for letter in subset], dim=1)
-            query = getattr(self, f"{subset}_token").expand(len(seen), -1, -1)
-            features.append(getattr(self, subset)(query, seen, seen, need_weights=False)[0][:, 0])
-        return torch.cat(features, dim=-1), 0
+MISSING = ("r", "n", "t", "rn", "rt", "nt")
 
 
 class DeMo(nn.Module):
@@ -44,6 +19,7 @@ class DeMo(nn.Module):
         self.num_classes = num_classes
         self.image_size = cfg.INPUT.SIZE_TRAIN
         self.direct = cfg.MODEL.DIRECT
+        self.miss_type = cfg.TEST.MISS
         self.HDM = cfg.MODEL.HDM
         self.ATM = cfg.MODEL.ATM
         self.GLOBAL_LOCAL = cfg.MODEL.GLOBAL_LOCAL
@@ -53,7 +29,7 @@ class DeMo(nn.Module):
             self.nir_reduce = self.make_reduce()
             self.tir_reduce = self.make_reduce()
         if self.HDM or self.ATM:
-            self.generalFusion = GeneralFusion(self.feat_dim)
+            self.generalFusion = GeneralFusion(self.feat_dim, cfg)
             self.add_head("_moe", 7 * self.feat_dim)
         if self.direct:
             self.add_head("", 3 * self.feat_dim)
@@ -98,6 +74,9 @@ class DeMo(nn.Module):
                 return moe_score, moe_feat, RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global, loss_moe
             return RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global
         else:
+            missing = self.miss_type if self.miss_type in MISSING else ""
+            x = {**x, **{name: torch.zeros_like(x[name]) for name in ("RGB", "NI", "TI") if name[0].lower() in missing}}
+            cam_label = x.get("cam_label", cam_label)
             RGB_cash, RGB_global = self.BACKBONE(x["RGB"], cam_label=cam_label, view_label=view_label)
             NI_cash, NI_global = self.BACKBONE(x["NI"], cam_label=cam_label, view_label=view_label)
             TI_cash, TI_global = self.BACKBONE(x["TI"], cam_label=cam_label, view_label=view_label)
@@ -106,16 +85,23 @@ class DeMo(nn.Module):
                 NI_global = self.nir_reduce(torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1))
                 TI_global = self.tir_reduce(torch.cat([TI_global, self.pool(TI_cash.mT).squeeze(-1)], dim=-1))
             ori = torch.cat([RGB_global, NI_global, TI_global], dim=-1)
-            if return_pattern == 1 or not (self.HDM or self.ATM):
+            if not (self.HDM or self.ATM):
                 return ori
-            moe_feat, _ = self.generalFusion(RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global)
-            return moe_feat if return_pattern == 2 else torch.cat([ori, moe_feat], dim=-1)
+            moe_feat = self.generalFusion(RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global)
+            return {1: ori, 2: moe_feat}.get(return_pattern, torch.cat([ori, moe_feat], dim=-1))
+
+    def load_param(self, trained_path):
+        self.load_state_dict(torch.load(trained_path, map_location="cpu", weights_only=True), strict=False)
 
     def flops(self):
         """Multiply-accumulates of one triplet in evaluation, and the operators that fvcore has no rule for."""
         supported_ops = dict.fromkeys(f"aten::{name}" for name in (
-            "adaptive_avg_pool1d", "add", "div", "gelu", "mT", "mul", "pow", "scaled_dot_product_attention", "sigmoid",
-            "softmax", "unflatten"))
+            "adaptive_avg_pool1d", "add", "baddbmm", "div", "gelu", "mT", "mean", "mul", "pow", "scaled_dot_product_attention",
+            "sigmoid", "softmax", "stack", "unflatten"))
         images = {modality: torch.zeros(1, 3, *self.image_size) for modality in ("RGB", "NI", "TI")}
-        counts, unsupported = flop_count(self.eval(), (images,), supported_ops)
+        counts, unsupported = flop_count(copy.deepcopy(self).eval(), (images,), supported_ops)
         return sum(counts.values()), dict(unsupported)
+
+
+def make_model(cfg, num_class, camera_num, view_num=0):
+    return DeMo(num_class, cfg, camera_num, view_num, {})

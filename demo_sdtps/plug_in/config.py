@@ -1,0 +1,34 @@
+"""The configuration keys of SDTPS in DeMo's own CfgNode."""
+from __future__ import annotations
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config.common import UserError
+from demo_sdtps.config.schema import KEYS
+
+ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith("MODEL.SDTPS_"))
+"""The schema's rows of SDTPS, with names, defaults and tests of values."""
+
+
+def add_config(cfg: CfgNode) -> CfgNode:
+    """Add the keys of SDTPS with their defaults to DeMo's configuration, in place, before `merge_from_file`; → `cfg`.
+
+    Keys that are there already keep their values. Raises `UserError` where there is no MODEL section, or it is frozen.
+    """
+    if "MODEL" not in cfg:
+        raise UserError("The configuration has no section MODEL, so it is not DeMo's; give add_config DeMo's cfg.")
+    if cfg.MODEL.is_frozen():
+        raise UserError("The configuration is frozen; call add_config before merge_from_file and freeze.")
+    for key in ADDED:
+        cfg.MODEL.setdefault(key.name.partition(".")[2], key.default)
+    return cfg
+
+
+def check_values(cfg: CfgNode) -> None:
+    """Raise `UserError` for a key of SDTPS that is missing, or a value that makes no sense."""
+    for key in ADDED:
+        name = key.name.partition(".")[2]
+        if name not in cfg.MODEL:
+            raise UserError(f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file.")
+        if callable(key.allowed) and not key.allowed(cfg.MODEL[name]):
+            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {key.allowed_text}.")

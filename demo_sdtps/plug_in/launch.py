@@ -1,0 +1,169 @@
+"""Run a script of a DeMo checkout, unchanged, with the keys and the model of SDTPS (docs/plug_in.md).
+
+    python -m demo_sdtps [--fast] [--weight FILE] SCRIPT [its arguments]
+"""
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import runpy
+import sys
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from demo_sdtps.config.common import UserError, printable
+from demo_sdtps.plug_in.config import add_config
+from demo_sdtps.plug_in.patch import BY_HAND, patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATTERNS = (1, 2, 3)
+
+
+def main() -> None:
+    """The command. A `UserError` becomes one sentence and exit code 2; an error of the script keeps its trace."""
+    parser = argparse.ArgumentParser(
+        prog="python -m demo_sdtps", description="Run a script of a DeMo checkout with SDTPS; the checkout stays as it is. "
+        "MODEL.USE_SDTPS True, in the script's own arguments or its configuration file, switches SDTPS on.")
+    parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking, HDM and ATMoE "
+                        "in place of the checkout's: the same numbers, sooner")
+    parser.add_argument("--weight", metavar="FILE",
+                        help="checkpoint that the script loads, in place of the file named in its text")
+    parser.add_argument("script", metavar="SCRIPT", help="train_net.py or test_net.py of the checkout")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    words = parser.parse_args()
+    try:
+        launch(Path(words.script), words.arguments, words.weight, words.fast)
+    except UserError as error:
+        sys.stderr.write("error: " + "\n".join(map(printable, str(error).split("\n"))) + "\n")
+        sys.exit(2)
+
+
+def launch(script: Path, arguments: list[str], weight: str | None = None, fast: bool = False) -> None:
+    """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would. Raises `UserError`."""
+    if not script.is_file():
+        raise UserError(f"There is no script {script}; give train_net.py or test_net.py of a DeMo checkout.")
+    if weight and not Path(weight).is_file():
+        raise UserError(f"--weight: there is no file {weight}.")
+    folder = script.resolve().parent
+    if sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
+        del sys.path[0]  # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
+    sys.path.insert(0, str(folder))
+    checkout = Checkout(folder)
+    add_config(checkout.find("config", "cfg"))
+    loaded: list[str] = []
+    made: list[Callable[[Any, Any], object]] = []
+    if fast:
+        from demo_sdtps.plug_in.fast import FastFusion, replace_ranking
+
+        replace_ranking(checkout)
+        made.append(FastFusion.replace)
+    made.append(patch)
+    if weight:
+        made.append(lambda model, cfg: _load_from(weight, model, loaded))
+    _after_make_model(checkout, made)
+    _evaluate_all_patterns(checkout)
+
+    text = script.read_text(encoding="utf-8")
+    if "LOCAL_RANK" in os.environ and "--local_rank" in text and not any(w.startswith("--local_rank") for w in arguments):
+        arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
+    if weight and not loaded:
+        raise UserError(f"--weight {weight} was not used: {script.name} loads no checkpoint by the model's load_param.")
+
+
+class Checkout:
+    """The modules of a DeMo checkout, which must come from its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def module(self, name: str, sought: str) -> ModuleType:
+        """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
+        absent = UserError(f"{self.folder} is not a DeMo checkout: {sought} was looked for and is not there.")
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name + ".").startswith(error.name + "."):
+                raise absent from None
+            raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
+                            "requirements.txt lists.") from None
+        places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))
+        if not any(self.folder in Path(place).resolve().parents for place in places if place):
+            raise absent
+        return found
+
+    def find(self, module: str, name: str) -> Any:
+        """A name in a module of the checkout. Raises `UserError`."""
+        sought = f"{module}.{name}"
+        found = self.module(module, sought)
+        if not hasattr(found, name):
+            raise UserError(f"{self.folder} is not a DeMo checkout: {sought} was looked for and is not there.")
+        return getattr(found, name)
+
+    def replace(self, module: str, name: str, value: object) -> None:
+        """Replace a name in a module of the checkout, in this process. Raises `UserError` where there is none."""
+        self.find(module, name)
+        setattr(sys.modules[module], name, value)
+
+
+def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object]]) -> None:
+    """Let `modeling.make_model` end with calls of (model, cfg)."""
+    original = checkout.find("modeling.make_model", "make_model")
+
+    @wraps(original)
+    def make_model(cfg, *args, **kwargs):
+        model = original(cfg, *args, **kwargs)
+        for change in made:
+            change(model, cfg)
+        return model
+
+    for name in ("modeling", "modeling.make_model"):
+        module = checkout.module(name, name)
+        if getattr(module, "make_model", None) is original:
+            checkout.replace(name, "make_model", make_model)
+
+
+def _load_from(weight: str, model: Any, loaded: list[str]) -> None:
+    """Let the model's `load_param` read `weight`, whatever file its caller names."""
+    owner = type(model)
+    original = getattr(owner, "load_param", None)
+    if original is None:
+        raise UserError(f"{owner.__name__} has no method load_param, which --weight was to change.")
+
+    @wraps(original)
+    def load_param(self, trained_path=None):
+        loaded.append(weight)
+        return original(self, weight)
+
+    owner.load_param = load_param
+
+
+def _evaluate_all_patterns(checkout: Checkout) -> None:
+    """Let the training loop evaluate the three return patterns with SDTPS also where it would evaluate one: 3 with HDM and ATM
+    off, 1 in distributed training."""
+    original = checkout.find("engine.processor", "training_neat_eval")
+
+    signature = inspect.signature(original)
+    for name in ("cfg", "return_pattern"):
+        if name not in signature.parameters:
+            raise UserError(f"engine.processor.training_neat_eval takes no {name}, which was looked for; {BY_HAND}.")
+
+    @wraps(original)
+    def training_neat_eval(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        own, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
+        if not own.USE_SDTPS or (asked is not None and (own.HDM or own.ATM)):
+            return original(*args, **kwargs)
+        for pattern in PATTERNS:
+            call.arguments["return_pattern"] = pattern
+            result = original(*call.args, **call.kwargs)
+        return result
+
+    checkout.replace("engine.processor", "training_neat_eval", training_neat_eval)

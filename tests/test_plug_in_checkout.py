@@ -1,0 +1,121 @@
+"""The plug-in on a real DeMo checkout, which the environment variable DEMO_CHECKOUT names; its packages may be on PYTHONPATH.
+
+Made for github.com/924973292/DeMo, commit b4f323a. The CPU answers in place of a GPU, and CLIP's image tower has random weights
+(demo_on_cpu.py). The figures of docs/plug_in.md are printed: pytest -s.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plug_in_cases import FULL_CLASSES
+from tiny import ROOT
+
+CHECKOUT = os.environ.get("DEMO_CHECKOUT", "")
+pytestmark = pytest.mark.skipif(not CHECKOUT, reason="DEMO_CHECKOUT names no checkout of github.com/924973292/DeMo")
+
+HERE = ROOT / "tests"
+SMALL = ["INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]", "DATALOADER.NUM_WORKERS", "0"]
+RUN = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "4",
+       "TEST.IMS_PER_BATCH", "16", "MODEL.USE_SDTPS", "True"]
+OFF = ["MODEL.HDM", "False", "MODEL.ATM", "False"]
+RANKING = """
+import json, sys
+import numpy as np, torch
+sys.path.insert(0, sys.argv[1])
+from utils import metrics
+from demo_sdtps.plug_in.fast import replace_ranking
+from demo_sdtps.plug_in.launch import Checkout
+from pathlib import Path
+theirs = {name: getattr(metrics, name) for name in ("eval_func", "re_ranking")}
+torch.manual_seed(0)
+centres = torch.randn(30, 64)
+ids = torch.arange(300) % 30
+features = torch.nn.functional.normalize(centres[ids] + torch.randn(300, 64))
+cams = torch.randint(0, 4, (300,)).numpy()
+sides = lambda x: (x[:100], x[100:])
+query, gallery = sides(features)
+distance = torch.cdist(query, gallery).square().numpy()
+labels = (*sides(ids.numpy()), *sides(cams))
+replace_ranking(Checkout(Path(sys.argv[1]).resolve()))
+before, after = (ranking(distance, *labels) for ranking in (theirs["eval_func"], metrics.eval_func))
+class Whole:
+    float16 = np.float32
+    __getattr__ = staticmethod(lambda name: getattr(np, name))
+def rerank_error(k1, k2):
+    ranked, ours = (f(query, gallery, k1, k2, 0.3) for f in (theirs["re_ranking"], metrics.re_ranking))
+    return float(np.abs(ranked.astype(float) - ours).max())
+errors = [rerank_error(20, 6), rerank_error(50, 15)]
+theirs["re_ranking"].__globals__["np"] = Whole()
+errors.append(rerank_error(50, 15))
+scenes = sides(np.arange(300) % 7)
+msvr = metrics.eval_func_msrv(distance, *labels, *scenes)[1]
+print(json.dumps({"cmc": float(np.abs(before[0] - after[0]).max()), "mAP": abs(before[1] - after[1]),
+                  "re-ranking": errors,
+                  "scenes": abs(msvr - theirs["eval_func"](distance, *labels[:2], *scenes)[1])}))
+"""
+
+
+def python(*words, cwd):
+    path = os.pathsep.join(filter(None, [str(HERE / "alone"), str(HERE), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, "-W", "ignore", *map(str, words)], cwd=cwd, capture_output=True, text=True,
+                          check=False, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trial")
+    python(HERE / "plug_in_trial.py", CHECKOUT, folder, cwd=CHECKOUT)
+    text = (folder / "figures.json").read_text()
+    print(text)
+    return json.loads(text)
+
+
+def test_features_are_those_of_our_model(figures):
+    """A state dict of the patched model, loaded here: patterns 1, 2 and 3 of batches of 2 and 3, in every setting."""
+    for setting, found in figures.items():
+        if setting != "cost":
+            assert found["plain class"] == "DeMo" and found["same start"]
+            assert found["copies equal"] and found["original equal"]
+            assert all(found[f"pattern {pattern}"] < 1e-6 for pattern in (1, 2, 3)), setting
+            assert all(found.get(f"fast {pattern}", 0) < 1e-5 for pattern in (1, 2, 3)), setting
+            pair = found["training"][:2]
+            assert pair == [[4, FULL_CLASSES], [4, 1536 if "CLIP" in setting else 2304]]
+
+
+def test_demos_own_count_of_flops_rises_by_sdtps(figures):
+    cost = figures["cost"]
+    assert cost["patched"]["flops"] == pytest.approx(cost["plain"]["flops"] + cost["sdtps"], rel=1e-4)
+    assert round(cost["sdtps"] / 1e9, 2) == 0.04
+    assert cost["patched"]["kept"] < 1.05 * cost["plain"]["kept"]
+
+
+@pytest.mark.parametrize("modules", [[], OFF])
+def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
+    """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
+    words = ["--config_file", Path(CHECKOUT) / "configs" / "RGBNT201" / "DeMo.yml", "DATASETS.ROOT_DIR", tiny_root,
+             "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
+    trained = python(HERE / "demo_on_cpu.py", CHECKOUT, "train_net.py", *words, cwd=CHECKOUT)
+    losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
+    assert len(losses) >= 5 and all(loss < 100 for loss in losses)
+    assert all(trained.count(f"Current is the {name} feature testing!") == 1 for name in ("ori", "moe", "[moe,ori]"))
+    best = tmp_path / "run" / "DeMobest.pth"
+    tested = [python(HERE / "demo_on_cpu.py", CHECKOUT, *fast, "--weight", best, "test_net.py", *words, cwd=CHECKOUT)
+              for fast in ([], ["--fast"])]
+    results = [re.findall(r"(mAP|Rank-\d+) *: *([\d.]+)%", output) for output in (trained, *tested)]
+    assert results[0][-4 - 4:-4] == results[1] == results[2] and len(results[1]) == 4
+    print(losses, results[1])
+
+
+def test_ranking_and_reranking_by_ours_are_theirs():
+    """Re-ranked distances differ by the rounding of theirs, which are float16."""
+    found = json.loads(python("-c", RANKING, CHECKOUT, cwd=CHECKOUT).splitlines()[-1])
+    print(found)
+    small, large, without_half_precision = found["re-ranking"]
+    assert small < 5e-3 and large < 1e-2 and without_half_precision < 1e-5
+    assert max(found["cmc"], found["mAP"], found["scenes"]) < 1e-6

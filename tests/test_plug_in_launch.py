@@ -1,0 +1,140 @@
+"""`python -m demo_sdtps SCRIPT …` in a miniature of DeMo's checkout (reference/demo_host)."""
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from plug_in_guide import HOST
+from plug_in_launcher import launch
+
+SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
+ON = ["MODEL.USE_SDTPS", "True"]
+FUSED = ["MODEL.HDM", "True", "MODEL.ATM", "True"]
+WIDTH = 64
+RESULT = re.compile(r"pattern (\d) width (\d+) mAP ([\d.]+) Rank-1 ([\d.]+)")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def results_of(done):
+    """(pattern, width, mAP, Rank-1) of every evaluation."""
+    assert done.returncode == 0, done.stderr
+    return [(int(pattern), int(width), float(average), float(first))
+            for pattern, width, average, first in RESULT.findall(done.stdout)]
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+@pytest.mark.parametrize("modules", [[], FUSED])
+def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout, modules):
+    before = files_of(checkout)
+    done = launch(checkout, "train_net.py", *SIZE, *ON, *modules, "OUTPUT_DIR", "run")
+    fused = 7 * WIDTH * bool(modules)
+    assert [found[:2] for found in results_of(done)] == 2 * [
+        (1, 3 * WIDTH), (2, 3 * WIDTH + fused), (3, 6 * WIDTH + fused)]
+    assert all("loss" not in line or "nan" not in line for line in done.stdout.splitlines())
+    after = files_of(checkout)
+    assert {path.name for path in after if path not in before} == {"DeMobest.pth"}
+    assert all(after[path] == content for path, content in before.items())
+
+
+def test_off_the_scripts_output_is_that_of_the_script(checkout):
+    done, plain = (subprocess.run([sys.executable, *command, "train_net.py", *SIZE, *FUSED], cwd=checkout, capture_output=True,
+                                  text=True, check=False) for command in (["-m", "demo_sdtps"], []))
+    assert done.stdout == plain.stdout and len(results_of(done)) == 6
+
+
+def test_a_checkpoint_takes_the_place_of_the_named_file(checkout):
+    trained = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "OUTPUT_DIR", "run")
+    done = launch(checkout, "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)
+    assert results_of(done) == [results_of(trained)[-1]]
+    fast = launch(checkout, "--fast", "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)
+    (pattern, width, *numbers), = results_of(fast)
+    assert (pattern, width) == results_of(done)[0][:2] and numbers == pytest.approx(results_of(done)[0][2:], abs=1e-6)
+    assert "--fast replaces, in evaluation: utils.metrics.eval_func, " in fast.stdout
+    weights = torch.load(checkout / "run" / "DeMobest.pth", weights_only=True)
+    assert {"sdtps", "bottleneck_sdtps", "classifier_sdtps"} < {name.partition(".")[0] for name in weights}
+
+
+def test_fast_training_is_the_same_and_msvr310_can_be_evaluated(checkout):
+    """np.str, which the checkout asks for, is gone from NumPy."""
+    plain = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310")
+    assert plain.returncode == 1 and "np.str" in plain.stderr
+    fast = launch(checkout, "--fast", "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310")
+    assert [found[0] for found in results_of(fast)] == [1, 2, 3, 1, 2, 3]
+    losses = [[line for line in done.stdout.splitlines() if "loss" in line] for done in (plain, fast)]
+    assert losses[0] and losses[1][:len(losses[0])] == losses[0]
+
+
+def test_torchruns_local_rank_reaches_the_script_that_reads_it(checkout):
+    train, test = (launch(checkout, script, *SIZE, "SOLVER.MAX_EPOCHS", "0", LOCAL_RANK="3")
+                   for script in ("train_net.py", "test_net.py"))
+    assert "local rank 3" in train.stdout
+    assert "unrecognized" not in test.stderr and "your_model.pth" in test.stderr
+
+
+def remove(*names):
+    def change(checkout):
+        for name in names:
+            path = checkout / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return change
+
+
+def replace(name, old, new):
+    def change(checkout):
+        text = (checkout / name).read_text()
+        assert old in text
+        (checkout / name).write_text(text.replace(old, new))
+    return change
+
+
+MODEL = "modeling/make_model.py"
+REFUSED = {
+    "no script": (remove("train_net.py"), [], "There is no script train_net.py"),
+    "no config": (remove("config"), [], "is not a DeMo checkout: config.cfg was looked for"),
+    "no model": (remove("modeling"), [], "is not a DeMo checkout: modeling.make_model.make_model was looked for"),
+    "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
+                "engine.processor.training_neat_eval was looked for"),
+    "no attribute": (replace(MODEL, "self.HDM", "self.hdm"), [], "DeMo has no attribute HDM"),
+    "another PIFE": (replace(MODEL, "self.tir_reduce", "self.pife_t"), [], "DeMo has no attribute tir_reduce"),
+    "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],
+                        "DeMo.forward takes (x, target, "),
+    "another backbone": (replace("modeling/backbone.py", "return tokens[:, 1:], tokens[:, 0]", "return tokens"), [],
+                         "patch tokens (B, N, C) and class token (B, C) were looked for"),
+    "two modalities": (replace(MODEL, 'TI_cash, TI_global = self.BACKBONE(x["TI"]', 'TI_cash, TI_global = self.again(x["TI"]'),
+                       [], "called BACKBONE 2 times"),
+    "a missing package": (replace("utils/metrics.py", "import torch", "import torch\nimport no_such_package"), [],
+                          "needs no_such_package, which is not installed"),
+    "ATM alone": (None, ["MODEL.ATM", "True"], "MODEL.ATM is True and MODEL.HDM False"),
+    "a ratio": (None, ["MODEL.SDTPS_SPARSE_RATIO", "1.5"], "MODEL.SDTPS_SPARSE_RATIO is 1.5; it must be in (0, 1]"),
+    "too few tokens": (None, ["MODEL.SDTPS_AGGR_RATIO", "0.01"], "is below one token"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_another_checkout_or_value_is_refused_in_one_sentence(checkout, case):
+    change, words, sentence = REFUSED[case]
+    if change:
+        change(checkout)
+    if case == "two modalities":
+        replace(MODEL, "    def flops(self)", "    def again(self, x, cam_label, view_label):\n        "
+                "return self.BACKBONE.forward(x, cam_label, view_label)\n\n    def flops(self)")(checkout)
+    done = launch(checkout, "train_net.py", *SIZE, *ON, *words)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_weight_that_is_not_there_or_not_asked_for(checkout):
+    absent = launch(checkout, "--weight", "no.pth", "test_net.py", *SIZE)
+    assert absent.returncode == 2 and "--weight: there is no file no.pth" in absent.stderr
+    (checkout / "some.pth").touch()
+    unused = launch(checkout, "--weight", "some.pth", "train_net.py", *SIZE, "SOLVER.MAX_EPOCHS", "0")
+    assert unused.returncode == 2 and "was not used: train_net.py loads no checkpoint" in unused.stderr

@@ -1,0 +1,236 @@
+"""demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
+import copy
+import io
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from plug_in_guide import HOST
+from tiny import ROOT
+from torch import nn
+
+import demo_sdtps
+from demo_sdtps.config import UserError, get_cfg
+from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+
+NAMES = ("RGB", "NI", "TI")
+FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
+WIDTH, CLASSES = 64, 5
+ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
+
+
+@pytest.fixture(scope="module")
+def host():
+    """The checkout's `config` and `modeling`, which leave this process with the module's tests."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(HOST))
+    try:
+        from config import cfg
+        from modeling import make_model
+
+        yield cfg, make_model
+    finally:
+        sys.path.remove(str(HOST))
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] in ("config", "modeling"):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def build(host):
+    """A patched model of KEY, VALUE, … options, the same for the same options."""
+    defaults, make_model = host
+
+    def build(*opts, is_on=True):
+        cfg = demo_sdtps.add_config(defaults.clone())
+        cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], "MODEL.USE_SDTPS", is_on, *opts])
+        torch.manual_seed(0)
+        model = make_model(cfg, CLASSES, 4)
+        return demo_sdtps.patch(model, cfg)
+
+    return build
+
+
+def images(batch, seed=0):
+    torch.manual_seed(seed)
+    return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
+
+
+def features(model, given):
+    with torch.no_grad():
+        return [model.eval()(given, cam_label=torch.zeros(len(given["RGB"]), dtype=torch.long), return_pattern=pattern)
+                for pattern in (1, 2, 3)]
+
+
+def equal(features, others):
+    return all(torch.equal(one, other) for one, other in zip(features, others, strict=True))
+
+
+def test_the_keys_are_the_schemas(host):
+    cfg = demo_sdtps.add_config(host[0].clone())
+    ours = get_cfg().MODEL
+    added = set(cfg.MODEL) - set(host[0].MODEL)
+    assert added == {name for name in ours if "SDTPS" in name}
+    assert all(cfg.MODEL[name] == ours[name] for name in added)
+    cfg.MODEL.SDTPS_BETA = 0.1
+    assert demo_sdtps.add_config(cfg).MODEL.SDTPS_BETA == 0.1
+
+
+def test_a_configuration_that_cannot_take_the_keys(host, build):
+    frozen = host[0].clone()
+    frozen.freeze()
+    with pytest.raises(UserError, match="frozen; call add_config before"):
+        demo_sdtps.add_config(frozen)
+    with pytest.raises(UserError, match="no section MODEL"):
+        demo_sdtps.add_config(host[0].MODEL.clone())
+    with pytest.raises(UserError, match=r"no key MODEL.USE_SDTPS; call demo_sdtps.add_config"):
+        demo_sdtps.patch(host[1](host[0], CLASSES, 4), host[0])
+
+
+def test_off_the_model_is_not_touched(build, host):
+    model = build(*FUSED, is_on=False)
+    assert type(model).__name__ == "DeMo"
+    torch.manual_seed(0)
+    cfg = host[0].clone()
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *FUSED])
+    plain = host[1](cfg, CLASSES, 4)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert equal(features(model, images(3)), features(plain, images(3)))
+
+
+def test_a_patched_model_is_one_of_the_checkouts(build):
+    model = build(*FUSED)
+    assert {type(model).__mro__[1].__name__, type(model).__mro__[2].__name__} == {"SDTPSForward", "DeMo"}
+    assert {name.partition(".")[0] for name in model.state_dict()} - {
+        name.partition(".")[0] for name in build(*FUSED, is_on=False).state_dict()} == ADDED
+    state = list(model.state_dict())
+    cfg = get_cfg()
+    cfg.MODEL.USE_SDTPS = True
+    assert demo_sdtps.patch(model, cfg) is model and list(model.state_dict()) == state
+
+
+@pytest.mark.parametrize("opts", [[], FUSED])
+def test_copies_compute_by_their_own_weights(build, opts, tmp_path):
+    """Of copy.deepcopy, pickle, and load_param; a change of the copy's weights does not change the model's features."""
+    model = build(*opts)
+    before = features(model, images(2))
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    copied = copy.deepcopy(model)
+    for other in (copied, torch.load(stored, weights_only=False)):
+        assert type(other) is type(model) and equal(features(other, images(2)), before)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(1.5)
+    assert not equal(features(copied, images(2)), before) and equal(features(model, images(2)), before)
+    copied.load_param(tmp_path / "weights.pth")
+    assert equal(features(copied, images(2)), before)
+
+
+def replicas_of(model, count):
+    """Replicas as nn.DataParallel makes them on GPUs: the modules' shallow copies, which share hooks, with own weights."""
+    modules = list(model.modules())
+    index = {module: place for place, module in enumerate(modules)}
+    replicas = []
+    for _ in range(count):
+        copies = [module._replicate_for_data_parallel() for module in modules]
+        for module, replica in zip(modules, copies, strict=True):
+            for name, child in module._modules.items():
+                setattr(replica, name, copies[index[child]])
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                setattr(replica, name, None if tensor is None else tensor.detach().clone())
+        replicas.append(copies[0])
+    return replicas
+
+
+@pytest.mark.parametrize("opts", [[], FUSED, ["MODEL.GLOBAL_LOCAL", False, "MODEL.HDM", True]])
+def test_replicas_in_threads_do_not_mix(build, opts):
+    """Both threads stop before every pass through the backbone, so that each is in the middle of its forward."""
+    model = build(*opts).eval()
+    given = [images(2, seed) for seed in (1, 2)]
+    expected = [features(model, part) for part in given]
+    replicas = replicas_of(model, 2)
+    together = threading.Barrier(2, timeout=60)
+
+    def stop(module, inputs):
+        together.wait()
+
+    handle = model.BACKBONE.register_forward_pre_hook(stop)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(features, replicas, given))
+    handle.remove()
+    assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not equal(found[0], found[1])
+
+
+def test_data_parallel_and_distributed(build, tmp_path):
+    """nn.DataParallel without GPUs and DistributedDataParallel in a world of one, with its unused parameters looked for."""
+    model = build(*FUSED)
+    expected = features(model, images(2))
+    assert equal(features(nn.DataParallel(model), images(2)), expected)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        output = wrapped.train()(images(4), cam_label=torch.zeros(4, dtype=torch.long))
+        sum(part.square().mean() for part in output[:-1]).backward()
+        assert len(output) == 7 and model.classifier_sdtps.weight.grad.norm() > 0
+        assert all(name.startswith("module.") for name in wrapped.state_dict())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("missing", ["nothing", "r", "nt"])
+@pytest.mark.parametrize("guide", [True, False])
+def test_missing_modalities_guide_or_not(build, missing, guide):
+    model = build("TEST.MISS", missing, "MODEL.SDTPS_GUIDE_MISSING", guide)
+    seen = []
+    model.sdtps.register_forward_hook(lambda module, inputs, output: seen.append((inputs, output)))
+    feature = features(model, images(2))[1]
+    absent = tuple(not guide and missing != "nothing" and letter in missing for letter in "rnt")
+    module = MultiModalSDTPS(WIDTH, 8)
+    module.load_state_dict(model.sdtps.state_dict())
+    with torch.no_grad():
+        expected = module.eval()(*seen[0][0], missing=absent)[:3]
+    assert torch.equal(feature, torch.cat([tokens.mean(dim=1) for tokens in expected], dim=-1))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_a_loss_weight_scales_the_pairs_gradient(build, weight):
+    """As the weight of the pair's losses would; values stay."""
+    gradients, values = [], []
+    for key in (1.0, weight):
+        model = build(*FUSED, "MODEL.SDTPS_LOSS_WEIGHT", key).train()
+        torch.manual_seed(1)
+        output = model(images(4), cam_label=torch.zeros(4, dtype=torch.long))
+        pair = output[0].square().mean() + output[1].square().mean()
+        rest = sum(part.square().mean() for part in output[2:-1])
+        (pair * (weight if key == 1 else 1) + rest).backward()
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad and p.grad is not None])
+        values.append(output[:2])
+    assert equal(*values)
+    assert all(torch.allclose(one, other, atol=1e-6, rtol=1e-4) for one, other in zip(*gradients, strict=True))
+
+
+def test_a_backbone_alone_and_a_failed_pass_leave_nothing_behind(build):
+    model = build(*FUSED).eval()
+    expected = features(model, images(2))
+    model.BACKBONE(images(2)["RGB"], cam_label=torch.zeros(2, dtype=torch.long))
+    with pytest.raises(KeyError):
+        model({"RGB": images(2)["RGB"]}, cam_label=torch.zeros(2, dtype=torch.long))
+    assert equal(features(model, images(2)), expected)
+
+
+def test_patch_needs_torch_and_yacs_alone(tmp_path):
+    program = ("import sys\nsys.path.insert(0, sys.argv[1])\n"
+               "for name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
+               "    sys.modules[name] = None\n"
+               "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, ROOT], cwd=tmp_path, capture_output=True, text=True,
+                          check=False)
+    assert done.stdout.split() == ["add_config", "patch"], done.stderr
