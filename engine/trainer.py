@@ -35,6 +35,11 @@ PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
 
 
+def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
+    """The parts of the loss among the means of an epoch, by their names without "loss/"."""
+    return {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
+
+
 class Evaluation(NamedTuple):
     """The results of an evaluation."""
 
@@ -175,8 +180,9 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        logger.info("epoch %d: %s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), rate, speed,
-                    self.unit, 100 * waited)
+        parts = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
+        logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
+                    speed, self.unit, 100 * waited)
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
         self._report(epoch, {**means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
@@ -200,9 +206,9 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        parts = {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
+        losses = {"losses": parts} if (parts := loss_parts(means)) else {}
         self.records.append({"epoch": epoch, **{name: value for name, value in means.items() if not name.startswith(PART)},
-                             **({"losses": parts} if parts else {}), **(evaluation.record if evaluation else {})})
+                             **losses, **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
