@@ -43,7 +43,7 @@ COMMANDS = {"train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_bad_loss_is_told_with_its_step_and_files(request, command, tmp_path, monkeypatch, name, value):
+def test_a_bad_loss_is_reported_with_its_step_and_files(request, command, tmp_path, monkeypatch, name, value):
     """Step 2 of the first epoch; the steps before were saved, and stay as they were."""
     main, kind, words, root = COMMANDS[name]
     root = request.getfixturevalue(root)

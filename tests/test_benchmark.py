@@ -44,12 +44,12 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
             assert row.ratio == pytest.approx(row.reference / row.ours), row
 
 
-def test_a_part_that_is_not_there_is_told(command):
+def test_a_part_that_is_not_there_is_reported(command):
     code, _, stderr = command(benchmark.main, "rankings")
     assert code == 2 and stderr.startswith(ONE_LINE) and "'rankings'" in stderr and "ranking, reranking" in stderr
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(command, tmp_path):
+def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measured(command, tmp_path):
     code, stdout, stderr = command(benchmark.main, "--json", tmp_path / "bench.txt")
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "bench.txt" in stderr
 

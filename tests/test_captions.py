@@ -184,7 +184,7 @@ def test_epochs_of_one_loader_are_those_of_fresh_ones(split, tokenizer):
         assert_equal_batches(list(caption_batches(loader)), load_epoch(split, tokenizer, epoch=epoch))
 
 
-def test_fewer_captions_than_a_batch_are_told(split, tokenizer):
+def test_fewer_captions_than_a_batch_are_reported(split, tokenizer):
     message = message_of(caption_loader, config("SOLVER.IMS_PER_BATCH", 31), split, tokenizer)
     assert "has 30 captions" in message and "lower SOLVER.IMS_PER_BATCH" in message
     assert len(load_epoch(split, tokenizer, "SOLVER.IMS_PER_BATCH", 30)) == 1
@@ -222,7 +222,7 @@ def test_a_damaged_image_is_one_clean_error(no_process_left, split, tokenizer, t
         assert "\n" not in message and type(raised.value) is UserError
 
 
-def test_a_damaged_image_is_told_while_the_cache_is_filled(split, tokenizer, tmp_path):
+def test_a_damaged_image_is_reported_while_the_cache_is_filled(split, tokenizer, tmp_path):
     own = own_images(split, tmp_path)
     zero_bytes(Path(own.paths[7]))
     message = message_of(caption_loader, config("DATASETS.CACHE", "yes"), own, tokenizer)

@@ -34,7 +34,7 @@ def test_keys_are_printed(command, words, names, not_names):
     assert all(name in stdout for name in names) and not any(name in stdout for name in not_names)
 
 
-def test_keys_that_do_not_exist_are_told(command):
+def test_keys_that_do_not_exist_are_reported(command):
     code, stdout, stderr = command(train_net.main, "--keys", "BANANA")
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "BANANA" in stderr
 

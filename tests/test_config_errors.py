@@ -17,7 +17,7 @@ from demo_sdtps.config import load_cfg
     ("DATASET.ROOT_DIR", "DATASETS.ROOT_DIR"),
     ("SOLVER.USE_SDTPS", "MODEL.USE_SDTPS"),
 ])
-def test_an_unknown_key_is_told_with_the_nearest(tmp_path, wrong, right):
+def test_an_unknown_key_is_reported_with_the_nearest(tmp_path, wrong, right):
     message = error(None, [wrong, "True"])
     assert repr(wrong) in message and message.endswith(f"the nearest valid key is {right}.")
     assert "the command line" in message
@@ -26,7 +26,7 @@ def test_an_unknown_key_is_told_with_the_nearest(tmp_path, wrong, right):
     assert error(path).endswith(f"the nearest valid key is {right}.") and str(path) in error(path)
 
 
-def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
+def test_an_unknown_key_near_nothing_is_reported_where_the_keys_are():
     assert "FOO.BARBAZQUX" in (message := error(None, ["FOO.BARBAZQUX", "1"])) and "config/schema.py" in message
 
 
@@ -98,29 +98,29 @@ def test_an_unknown_key_near_nothing_is_told_where_the_keys_are():
     (["INPUT.SIZE_TRAIN", "[True, 64]", "INPUT.SIZE_TEST", "[True, 64]"], ["INPUT.SIZE_TRAIN", "whole numbers"]),
     (["MODEL.DEVICE", "cuda:²"], ["MODEL.DEVICE", "'cuda:0'"]),
 ], ids=" ".join)
-def test_a_wrong_value_is_told(opts, said):
+def test_a_wrong_value_is_reported(opts, said):
     message = error(None, opts)
     assert [part for part in said if part not in message] == []
     assert message.endswith((".", "…"))
 
 
-def test_a_wrong_value_in_a_file_is_told_with_the_file(tmp_path):
+def test_a_wrong_value_in_a_file_is_reported_with_the_file(tmp_path):
     path = write(tmp_path, "SOLVER:\n  MAX_EPOCHS: many")
     assert "SOLVER.MAX_EPOCHS" in error(path) and str(path) in error(path)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     message = error(tmp_path / "none.yml")
     assert str(tmp_path / "none.yml") in message and "No such file" in message and "--config_file" in message
 
 
-def test_a_folder_in_place_of_the_file_is_told(tmp_path):
+def test_a_folder_in_place_of_the_file_is_reported(tmp_path):
     assert str(tmp_path) in (message := error(tmp_path)) and "--config_file" in message
 
 
 @pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0", "OUTPUT_DIR: Läufe".encode("latin-1")],
                          ids=["an image", "another encoding"])
-def test_a_file_that_is_not_utf_8_is_told(tmp_path, content):
+def test_a_file_that_is_not_utf_8_is_reported(tmp_path, content):
     path = tmp_path / "run.yml"
     path.write_bytes(content)
     assert str(path) in (message := error(path)) and "cannot be read" in message
@@ -128,14 +128,14 @@ def test_a_file_that_is_not_utf_8_is_told(tmp_path, content):
 
 @pytest.mark.parametrize(("text", "line"), [("MODEL: [1, 2", 1), ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", 3),
                                             ("SOLVER:\n  SEED: 1\n MAX_EPOCHS: 2", 3)])
-def test_broken_yaml_is_told_with_its_line(tmp_path, text, line):
+def test_broken_yaml_is_reported_with_its_line(tmp_path, text, line):
     path = write(tmp_path, text)
     message = error(path)
     assert str(path) in message and "not valid YAML" in message and f"line {line}" in message
 
 
 @pytest.mark.parametrize("text", ["- MODEL\n- SOLVER", "just a text", "3"])
-def test_yaml_without_keys_is_told(tmp_path, text):
+def test_yaml_without_keys_is_reported(tmp_path, text):
     path = write(tmp_path, text)
     message = error(path)
     assert str(path) in message and "KEY: value" in message
@@ -147,13 +147,13 @@ def test_a_section_without_keys_is_no_unknown_key(tmp_path):
     assert cfg.SOLVER.SEED == 3 and not cfg.MODEL.USE_SDTPS
 
 
-def test_a_section_that_holds_itself_is_told(tmp_path):
+def test_a_section_that_holds_itself_is_reported(tmp_path):
     path = tmp_path / "own.yml"
     path.write_text("MODEL: &model {X: *model}")
     assert "contains itself" in error(path, [])
 
 
-def test_a_key_that_is_no_text_is_told(tmp_path):
+def test_a_key_that_is_no_text_is_reported(tmp_path):
     path = tmp_path / "date.yml"
     path.write_text("2026-01-01: 3")
     assert "Unknown key '2026-01-01'" in error(path, [])

@@ -200,7 +200,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model(refuses, demo, tmp_path, ki
         assert str(source) in said and reason in said
 
 
-def test_a_direction_that_is_neither_is_told(command, demo, tmp_path):
+def test_a_direction_that_is_neither_is_reported(command, demo, tmp_path):
     code, _, stderr = command(convert_checkpoint.main, demo, tmp_path / "x.pth", "--to", "theirs")
     assert code == 2 and "--to" in stderr and "Traceback" not in stderr
     assert not list(tmp_path.iterdir())

@@ -81,7 +81,7 @@ def test_other_files_are_not_read(tmp_path, name):
     assert read(tmp_path, name) == expected
 
 
-def test_a_missing_data_set_is_told_with_what_to_do(tmp_path, name):
+def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
     message = complaint(tmp_path, name)
     for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
                  "set DATASETS.ROOT_DIR to its parent folder"):
@@ -89,13 +89,13 @@ def test_a_missing_data_set_is_told_with_what_to_do(tmp_path, name):
     assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic images have RGBNT201's layout
 
 
-def test_another_data_set_in_the_folder_is_told(tmp_path):
+def test_another_data_set_in_the_folder_is_reported(tmp_path):
     write_wmveid863(tmp_path)
     assert f"({tmp_path} holds WMVeID863: is the configuration for another data set?)" in complaint(tmp_path, "MSVR310")
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_missing_split_is_told(tmp_path, name, split):
+def test_a_missing_split_is_reported(tmp_path, name, split):
     WRITERS[name](tmp_path)
     folder = folder_of(tmp_path, name, split)
     folder.rename(tmp_path / "elsewhere")
@@ -105,7 +105,7 @@ def test_a_missing_split_is_told(tmp_path, name, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_without_images_is_told(tmp_path, name, split):
+def test_a_split_without_images_is_reported(tmp_path, name, split):
     WRITERS[name](tmp_path)
     folder = folder_of(tmp_path, name, split)
     for path in folder.rglob("*.jpg"):
@@ -118,7 +118,7 @@ def test_a_split_without_images_is_told(tmp_path, name, split):
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("name", SEPARATE)
-def test_a_missing_image_of_one_modality_is_told(tmp_path, name, number):
+def test_a_missing_image_of_one_modality_is_reported(tmp_path, name, number):
     paths = WRITERS[name](tmp_path)["query"][4].paths
     Path(paths[number]).unlink()
     message = complaint(tmp_path, name)
@@ -128,7 +128,7 @@ def test_a_missing_image_of_one_modality_is_told(tmp_path, name, number):
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("name", SEPARATE)
-def test_a_missing_modality_folder_is_told(tmp_path, name, number):
+def test_a_missing_modality_folder_is_reported(tmp_path, name, number):
     folder = Path(WRITERS[name](tmp_path)["gallery"][0].paths[number]).parent
     folder.rename(tmp_path / "elsewhere")
     message = complaint(tmp_path, name)
@@ -149,7 +149,7 @@ WRONG_NAMES = {
 
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
-def test_a_name_that_says_no_identity_camera_or_scene_is_told(tmp_path, name):
+def test_a_name_that_says_no_identity_camera_or_scene_is_reported(tmp_path, name):
     write, example, wrong_names = WRONG_NAMES[name]
     paths = [Path(path) for path in write(tmp_path)["gallery"][7].paths]
     for wrong in wrong_names:
@@ -167,7 +167,7 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_told(tmp_path, name):
     ("RGBNT210", "; the nearest is 'RGBNT201'.", True), ("rgbnt100", "; the nearest is 'RGBNT100'.", True),
     ("WMVEID863", "; the nearest is 'WMVeID863'.", True), ("MSVR311", "; the nearest is 'MSVR310'.", True),
     ("synthetics", "; the nearest is 'Synthetic'.", True), ("Market-1501", "'Synthetic'.", False), ("", "'Synthetic'.", False)])
-def test_an_unknown_data_set_is_told(tmp_path, name, wrong, nearest):
+def test_an_unknown_data_set_is_reported(tmp_path, name, wrong, nearest):
     message = complaint(tmp_path, name)
     assert message.startswith(f"DATASETS.NAMES is {name!r}, but it must be 'RGBNT201' or 'RGBNT100' or 'MSVR310' or")
     assert message.endswith(wrong) and ("nearest" in message) is nearest

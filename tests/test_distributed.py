@@ -129,7 +129,7 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
 
 
 def test_an_error_of_one_process_ends_all(own_root, tmp_path):
-    """The image is in one process's share only: its sentence is told, and the other does not wait for it."""
+    """The image is in one process's share only: its sentence is reported, and the other does not wait for it."""
     sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
     more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
     done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))

@@ -221,13 +221,13 @@ def test_compiled_equals_eager_in_training_and_evaluation():
         assert F.cosine_similarity(*features).min() > 0.999
 
 
-def test_a_missing_compiler_is_told(monkeypatch):
+def test_a_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr(runtime.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no C\+\+ compiler"):
         compile_model(tiny_model(), CPU)
 
 
-def test_missing_headers_of_python_are_told(monkeypatch, tmp_path):
+def test_missing_headers_of_python_are_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
     monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no Python\.h"):

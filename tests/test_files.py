@@ -40,7 +40,7 @@ def test_places_that_cannot(tmp_path, name):
         check_output_file(tmp_path / name, ".npz")
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     """A disk that is full: /dev/full takes no byte."""
     (tmp_path / "x.pth.part").symlink_to("/dev/full")
     with pytest.raises(UserError) as raised:

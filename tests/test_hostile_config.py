@@ -77,6 +77,6 @@ CASES = [*(Case(f"a file {name}", "train", make, FILE, tuple(says)) for name, ma
 
 
 @table(CASES)
-def test_a_hostile_configuration_is_told_in_one_sentence(case, place, command):
+def test_a_hostile_configuration_is_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
     assert not list(place.folder.rglob("executed"))

@@ -95,7 +95,7 @@ TOLD = [
 
 
 @table([Case(name, "train", make, (), tuple(says)) for name, make, says in TOLD])
-def test_damaged_data_are_told_in_one_sentence(case, place, command):
+def test_damaged_data_are_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 

@@ -1,4 +1,4 @@
-"""Every kind of image: its pixels are right, or it is told in one sentence before anything is written."""
+"""Every kind of image: its pixels are right, or it is reported in one sentence before anything is written."""
 import os
 import struct
 import warnings
@@ -204,7 +204,7 @@ def test_verifying_finds_them_all_before_anything_is_written(place, command):
 
 
 @table([Case(name, "test", make, ("--weight", "{folder}/w.pth"), (".jpg", *says)) for name, make, says in BROKEN])
-def test_it_is_told_in_one_sentence(case, place, command):
+def test_it_is_reported_in_one_sentence(case, place, command):
     weights_for(place.root, place.folder / "w.pth")
     run_case(case, place, command)
 

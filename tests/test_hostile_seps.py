@@ -134,7 +134,7 @@ WORDS = {"more captions in a batch than there are": ("SOLVER.IMS_PER_BATCH", "10
 
 
 @table([Case(name, "train_seps", make, (*ONE_EPOCH, *WORDS.get(name, ())), tuple(says)) for name, make, says in TOLD])
-def test_damaged_data_are_told_in_one_sentence(case, place, command):
+def test_damaged_data_are_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 

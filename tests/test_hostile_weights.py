@@ -82,7 +82,7 @@ LONG = ("--weight", "a" * 300)
 
 @table([Case(f"a checkpoint {name}", "test", make, LONG if "too long" in name else FILE, tuple(says))
         for name, make, says in CHECKPOINTS])
-def test_a_damaged_checkpoint_is_told_in_one_sentence(case, place, command):
+def test_a_damaged_checkpoint_is_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 
@@ -120,5 +120,5 @@ WORDS = [
 
 
 @table(WORDS)
-def test_words_that_mean_nothing_are_told_in_one_sentence(case, place, command):
+def test_words_that_mean_nothing_are_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)

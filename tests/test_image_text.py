@@ -146,7 +146,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_its_file(tmp_path, mistake):
+def test_a_mistake_is_reported_with_its_file(tmp_path, mistake):
     folder = write_data(tmp_path)
     damage, file, said = MISTAKES[mistake]
     damage(folder)
@@ -155,12 +155,12 @@ def test_a_mistake_is_told_with_its_file(tmp_path, mistake):
     assert "\n" not in message and message.endswith(".") and ";" in message
 
 
-def test_a_missing_data_set_is_told_with_its_layout(tmp_path):
+def test_a_missing_data_set_is_reported_with_its_layout(tmp_path):
     message = message_of(read_image_texts, tmp_path, "coco", "train")
     assert str(tmp_path / "coco") in message and "id_mapping.json" in message and "DATASETS.ROOT_DIR" in message
 
 
-def test_a_data_set_one_level_too_deep_is_told(tmp_path):
+def test_a_data_set_one_level_too_deep_is_reported(tmp_path):
     folder = write_data(tmp_path / "inner")
     (tmp_path / "set").mkdir()
     folder.rename(tmp_path / "set" / "set")

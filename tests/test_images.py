@@ -13,7 +13,7 @@ from demo_sdtps.datasets.images import check_widths, decode, decode_triplet, ver
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
-def test_a_damaged_image_is_told_by_name(own_root, damage):
+def test_a_damaged_image_is_reported_by_name(own_root, damage):
     path = images_of(own_root, modality="NI") / FIRST
     damage(path)
     message = message_of(decode, str(path))
@@ -22,7 +22,7 @@ def test_a_damaged_image_is_told_by_name(own_root, damage):
     assert ("it is empty" in message) == (damage is zero_bytes)
 
 
-def test_an_image_that_has_gone_is_told(tmp_path):
+def test_an_image_that_has_gone_is_reported(tmp_path):
     assert str(tmp_path / "gone.jpg") in message_of(decode, str(tmp_path / "gone.jpg"))
 
 
@@ -76,7 +76,7 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_damaged_image_of_a_triplet_is_told(tmp_path, count):
+def test_the_damaged_image_of_a_triplet_is_reported(tmp_path, count):
     paths = [image(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
     a_text(Path(paths[-1]))
     assert message_of(decode_triplet, tuple(paths)).startswith(f"The image {paths[-1]} cannot be read")

@@ -39,11 +39,11 @@ def test_a_value_may_look_like_a_key_with_a_value():
     (["SOLVER.SED=3"], "Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED."),
     (["SOLVER.SEED=three"], "SOLVER.SEED in the command line is 'three' (a text), but it must be a whole number"),
     (["../x=3", "4"], "Unknown key '../x=3'"), (["=3", "4"], "Unknown key '=3'")], ids=repr)
-def test_what_cannot_be_understood_is_told(opts, said):
+def test_what_cannot_be_understood_is_reported(opts, said):
     assert said in error(None, opts)
 
 
-def test_a_key_without_a_value_is_told_though_a_flag_stands_for_a_pair(command, tmp_path):
+def test_a_key_without_a_value_is_reported_though_a_flag_stands_for_a_pair(command, tmp_path):
     from demo_sdtps import test_net
 
     _, _, stderr = command(test_net.main, "--config_file", CONFIG, "--weight", tmp_path / "w.pth", "TEST.MISS")

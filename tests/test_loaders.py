@@ -210,14 +210,14 @@ def test_loading_processes_wait_for_the_next_epoch_until_they_are_stopped(tiny_r
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
-def test_a_damaged_image_is_told_while_the_cache_is_filled(own_root):
+def test_a_damaged_image_is_reported_while_the_cache_is_filled(own_root):
     cfg = config(own_root, "DATASETS.CACHE", "yes")
     samples = read_splits(cfg, ("train",))["train"]
     zero_bytes(Path(samples[30].paths[1]))
     assert samples[30].paths[1] in message_of(train_loader, cfg, samples)
 
 
-def test_too_few_identities_for_a_batch_are_told(tiny_root):
+def test_too_few_identities_for_a_batch_are_reported(tiny_root):
     cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "32")
     message = message_of(train_loader, cfg, read_splits(cfg, ("train",))["train"])
     assert "has 6 identities" in message and "needs 8" in message

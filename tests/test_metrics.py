@@ -148,7 +148,7 @@ def test_queries_without_a_match_are_left_out_of_the_means():
 
 
 @pytest.mark.parametrize("same", ["identities differ", "cameras are the same", "no queries", "no gallery"])
-def test_no_query_with_a_match_is_told(same):
+def test_no_query_with_a_match_is_reported(same):
     case = list(random_case(0, queries=6, gallery=10, places=2))
     if same == "identities differ":
         case[3] = case[3] + 100

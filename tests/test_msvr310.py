@@ -53,7 +53,7 @@ def test_stray_files_and_hidden_folders_break_nothing(own):
     assert read_splits(config(root, *NAME)) == expected
 
 
-def test_an_identity_folder_without_images_is_told(own):
+def test_an_identity_folder_without_images_is_reported(own):
     root, _ = own
     folder = split_folder(root) / "0099"
     for modality in MODALITY_FOLDERS:
@@ -63,7 +63,7 @@ def test_an_identity_folder_without_images_is_told(own):
     assert "The gallery split of MSVR310" in message
 
 
-def test_an_identity_folder_without_modalities_is_told(own):
+def test_an_identity_folder_without_modalities_is_reported(own):
     root, _ = own
     (split_folder(root) / "0099").mkdir()
     message = message_of(read_splits, config(root, *NAME))
@@ -101,7 +101,7 @@ def test_each_query_is_read_from_its_own_split(own):
     assert len(data.samples) == 12 + 24
 
 
-def test_an_image_in_another_identitys_folder_is_told(own):
+def test_an_image_in_another_identitys_folder_is_reported(own):
     root, _ = own
     first, second = sorted(split_folder(root).iterdir())[:2]
     name = sorted((first / "vis").iterdir())[0].name

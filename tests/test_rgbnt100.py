@@ -115,7 +115,7 @@ def test_every_camera_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("split", "width"), list(zip(SPLITS, (256, 767, 769), strict=True)))
-def test_an_image_of_another_width_is_told(own, split, width):
+def test_an_image_of_another_width_is_reported(own, split, width):
     root, expected = own
     path = Path(expected[split][3].paths[0])
     save(path, np.zeros((128, width, 3), np.uint8))
@@ -131,7 +131,7 @@ def test_the_width_of_junk_does_not_matter(own):
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text])
-def test_a_file_that_is_no_image_is_told_when_the_data_is_read(own, damage):
+def test_a_file_that_is_no_image_is_reported_when_the_data_is_read(own, damage):
     root, expected = own
     path = Path(expected["query"][5].paths[0])
     damage(path)

@@ -53,20 +53,20 @@ def test_labels_count_identities_in_order():
     assert identity_labels(samples) == {7: 0, 30: 1, 258: 2}
 
 
-def test_a_missing_data_set_is_told_with_what_to_do(tmp_path):
+def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path):
     message = message_of(read_splits, config(tmp_path))
     for part in (str(tmp_path / "RGBNT201"), "DATASETS.ROOT_DIR", "{train_171,test}/{RGB,NI,TI}", FIRST, "make demo"):
         assert part in message
 
 
-def test_the_folder_itself_in_place_of_its_parent_is_told(tiny_root):
+def test_the_folder_itself_in_place_of_its_parent_is_reported(tiny_root):
     message = message_of(read_splits, config(tiny_root / "RGBNT201"))
     assert "set DATASETS.ROOT_DIR to its parent folder" in message
 
 
 @pytest.mark.parametrize("modality", MODALITIES)
 @pytest.mark.parametrize(("split", "folder"), [("train", "train_171"), ("query", "test")])
-def test_a_missing_modality_folder_is_told(own_root, modality, split, folder):
+def test_a_missing_modality_folder_is_reported(own_root, modality, split, folder):
     images_of(own_root, folder, modality).rename(own_root / "elsewhere")
     message = message_of(read_splits, config(own_root))
     assert str(images_of(own_root, folder, modality)) in message and "is missing" in message
@@ -74,7 +74,7 @@ def test_a_missing_modality_folder_is_told(own_root, modality, split, folder):
 
 
 @pytest.mark.parametrize("modality", MODALITIES)
-def test_a_missing_image_of_one_modality_is_told(own_root, modality):
+def test_a_missing_image_of_one_modality_is_reported(own_root, modality):
     (images_of(own_root, modality=modality) / FIRST).unlink()
     message = message_of(read_splits, config(own_root))
     assert str(images_of(own_root, modality=modality) / FIRST) + " is missing" in message
@@ -82,14 +82,14 @@ def test_a_missing_image_of_one_modality_is_told(own_root, modality):
     assert f"has no {modality} image" in message and f"such as {images_of(own_root, modality=there) / FIRST}" in message
 
 
-def test_two_missing_images_of_a_triplet_are_told_together(own_root):
+def test_two_missing_images_of_a_triplet_are_reported_together(own_root):
     for modality in ("RGB", "TI"):
         (images_of(own_root, modality=modality) / FIRST).unlink()
     assert "has no RGB and no TI image" in message_of(read_splits, config(own_root))
 
 
 @pytest.mark.parametrize(("split", "folder"), [("train", "train_171"), ("query", "test")])
-def test_an_empty_split_is_told(own_root, split, folder):
+def test_an_empty_split_is_reported(own_root, split, folder):
     for modality in MODALITIES:
         for path in images_of(own_root, folder, modality).iterdir():
             path.unlink()
@@ -100,7 +100,7 @@ def test_an_empty_split_is_told(own_root, split, folder):
 
 @pytest.mark.parametrize("name", ["portrait.jpg", "00001_cam1_0_00.jpg", "000001_c1_0_00.jpg", "000001_camX_0.jpg",
                                   "000001_cam0_0_00.jpg", "000001_cam12_0_00.jpg"])
-def test_a_name_that_says_no_identity_or_camera_is_told(own_root, name):
+def test_a_name_that_says_no_identity_or_camera_is_reported(own_root, name):
     for modality in MODALITIES:
         folder = images_of(own_root, modality=modality)
         (folder / FIRST).rename(folder / name)

@@ -157,7 +157,7 @@ def test_a_shuffled_batch_need_not_hold_an_identity_twice(tiny_root):
     assert any(len(set(labels.tolist())) == 2 for _, labels, _ in batches(loader))
 
 
-def test_too_few_samples_for_a_shuffled_batch_are_told(tiny_root):
+def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
     message = message_of(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
     assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49" in message and "lower SOLVER.IMS_PER_BATCH" in message
     assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1

@@ -8,7 +8,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.seps.schema import KEYS, SEPS_SCHEMA
 
 
-def test_every_key_is_told_and_its_default_allowed():
+def test_every_key_is_reported_and_its_default_allowed():
     names = [key.name for key in KEYS]
     assert len(names) == len(set(names)) > 50
     for key in KEYS:
@@ -62,7 +62,7 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
     (["MODEL.TEXT_TOWER", ""], ["MODEL.TEXT_TOWER is empty"]),
     (["MODEL.DEVICE", "gpu"], ["MODEL.DEVICE"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
-def test_mistakes_are_told(opts, parts):
+def test_mistakes_are_reported(opts, parts):
     said = error(None, opts, SEPS_SCHEMA)
     assert all(part in said for part in parts)
 

@@ -281,7 +281,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_inputs_that_do_not_fit_are_told(wrong):
+def test_inputs_that_do_not_fit_are_reported(wrong):
     """Before anything is computed, whatever the version."""
     inputs = draw(29)
     changes, told = WRONG[wrong]

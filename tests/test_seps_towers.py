@@ -90,7 +90,7 @@ def test_a_tower_starts_in_training(bert):
     (["INPUT.SIZE", "[4,4]"], "INPUT.SIZE"),
     ([*SWIN[:2], "MODEL.PATCH_SIZE", "0"], "INPUT.SIZE [32, 32]"),
 ])
-def test_towers_that_do_not_fit_are_told(bert, opts, part):
+def test_towers_that_do_not_fit_are_reported(bert, opts, part):
     assert part in message(lambda: ImageTower(cfg_with(bert, *opts)))
 
 
@@ -134,16 +134,16 @@ def test_missing_weights_are_warned_of(bert, tmp_path):
 @pytest.mark.parametrize(("content", "part"), [
     ({"a": torch.zeros(2)}, "holds no weights of test_vit"), ({}, "holds no weights of test_vit"),
     ({"pos_embed": torch.zeros(3)}, "holds no weights of test_vit")], ids=["other", "empty", "damaged"])
-def test_weights_of_something_else_are_told(bert, tmp_path, content, part):
+def test_weights_of_something_else_are_reported(bert, tmp_path, content, part):
     save_torch(content, tmp_path / "w.pth")
     assert part in message(lambda: image_tower(bert).load(str(tmp_path / "w.pth")))
 
 
-def test_a_missing_file_is_told(bert, tmp_path):
+def test_a_missing_file_is_reported(bert, tmp_path):
     assert "MODEL.PRETRAIN_PATH_T" in message(lambda: image_tower(bert).load(str(tmp_path / "none.pth")))
 
 
-def test_ratios_that_leave_no_patch_are_told(bert):
+def test_ratios_that_leave_no_patch_are_reported(bert):
     said = message(lambda: make_seps(cfg_with(bert, "MODEL.SDTPS_AGGR_RATIO", "0.1")))
     assert "MODEL.SDTPS_AGGR_RATIO 0.1" in said and "the 16 patches of test_vit" in said
 

@@ -239,12 +239,12 @@ def fails(command, monkeypatch, tmp_path):
     (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 images"]),
     (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
-def test_mistakes_are_told_before_a_training_begins(fails, shapes_root, opts, parts):
+def test_mistakes_are_reported_before_a_training_begins(fails, shapes_root, opts, parts):
     said = fails(train_seps.main, *cli_args_for(shapes_root, *opts))
     assert all(part in said for part in parts)
 
 
-def test_a_split_without_long_captions_is_told(fails, shapes_root, tmp_path):
+def test_a_split_without_long_captions_is_reported(fails, shapes_root, tmp_path):
     root = shutil.copytree(shapes_root, tmp_path / "own")
     (root / "shapes" / "dev_dense.jsonl").unlink()
     assert "no long captions for its split dev" in fails(train_seps.main, *cli_args_for(root))
@@ -268,13 +268,13 @@ def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_
 
 
 @pytest.mark.parametrize(("content", "part"), [(None, "do not exist"), (b"no weights", "cannot be read")])
-def test_a_file_that_holds_no_weights_is_told(fails, shapes_root, tmp_path, content, part):
+def test_a_file_that_holds_no_weights_is_reported(fails, shapes_root, tmp_path, content, part):
     if content:
         (tmp_path / "x.pth").write_bytes(content)
     assert part in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "x.pth"))
 
 
-def test_weights_of_another_model_are_told(fails, trained, shapes_root, tmp_path):
+def test_weights_of_another_model_are_reported(fails, trained, shapes_root, tmp_path):
     assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *cli_args_for(shapes_root))
     demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
     assert "holds no weights of SEPS" in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", demo))
@@ -282,7 +282,7 @@ def test_weights_of_another_model_are_told(fails, trained, shapes_root, tmp_path
     assert "do not fit" in said and "network.aggr_net" in said
 
 
-def test_weights_that_are_not_finite_are_told(fails, trained, shapes_root, tmp_path):
+def test_weights_that_are_not_finite_are_reported(fails, trained, shapes_root, tmp_path):
     content = saved(trained)
     content["model"]["image_tower.projection.bias"].fill_(torch.nan)
     torch.save(content, tmp_path / "nan.pth")

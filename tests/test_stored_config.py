@@ -103,7 +103,7 @@ def test_a_report_reads_it_from_the_run_wherever_that_has_gone(command, checkpoi
     assert {path.name for path in run.iterdir()} == {"last.pth", "metrics.json", "curves.png", "ranks.png", "tokens.png"}
 
 
-def test_a_report_without_a_run_is_told(fails, tmp_path):
+def test_a_report_without_a_run_is_reported(fails, tmp_path):
     assert fails(report.main).startswith("There is no configuration: give --run the OUTPUT_DIR of a training")
     for words in (["--run", tmp_path], ["OUTPUT_DIR", tmp_path]):
         assert fails(report.main, *words).startswith(f"The run {tmp_path} has no metrics.json")
@@ -115,7 +115,7 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
     assert without[:2] == with_file[:2] and without[0] == 0 and "rSum" in without[1]
 
 
-def test_checkpoints_of_the_other_kind_are_told(fails, checkpoint, seps_checkpoint):
+def test_checkpoints_of_the_other_kind_are_reported(fails, checkpoint, seps_checkpoint):
     said = fails(test_net.main, "--weight", seps_checkpoint)
     assert f"the checkpoint {seps_checkpoint} has the unknown key" in said and "not of this version's train_net.py" in said
     assert "a checkpoint of SEPS belongs to test_seps.py" in said
@@ -124,7 +124,7 @@ def test_checkpoints_of_the_other_kind_are_told(fails, checkpoint, seps_checkpoi
     assert "a checkpoint of train_net.py belongs to test_net.py" in said
 
 
-def test_neither_file_nor_weights_is_told(fails):
+def test_neither_file_nor_weights_is_reported(fails):
     assert fails(test_net.main) == ("There is no configuration: give --weight a checkpoint, which contains one, or "
                                     "--config_file a YAML file such as configs/RGBNT201/DeMo_SDTPS.yml.")
     assert "configs/SEPS/flickr30k.yml" in fails(seps_tiny.test_seps.main, "TEST.WEIGHT", "")
@@ -145,7 +145,7 @@ def test_weights_without_a_configuration_need_the_file(command, fails, checkpoin
     assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights))[0] == 0
 
 
-def test_weights_that_cannot_be_read_are_told(fails, tmp_path):
+def test_weights_that_cannot_be_read_are_reported(fails, tmp_path):
     missing = tmp_path / "none.pth"
     assert fails(test_net.main, "--weight", missing).startswith(f"The weights {missing} do not exist; give a checkpoint")
     assert "are a folder" in fails(test_net.main, "--weight", tmp_path)
@@ -161,7 +161,7 @@ def test_weights_that_cannot_be_read_are_told(fails, tmp_path):
     (ALIASES, "YAML aliases"), ("#" * (1 << 21), "is larger than"),
     ("SOLVER: {SEED: nine}", "SOLVER.SEED in the checkpoint"), ("SOLVER: {NOTHING: 1}", "unknown key 'SOLVER.NOTHING'"),
     ("SOLVER: {IMS_PER_BATCH: 7}", "SOLVER.IMS_PER_BATCH is 7")], ids=lambda value: repr(value)[:40])
-def test_a_damaged_configuration_is_told_with_its_checkpoint(fails, checkpoint, tmp_path, monkeypatch, config, said):
+def test_a_damaged_configuration_is_reported_with_its_checkpoint(fails, checkpoint, tmp_path, monkeypatch, config, said):
     monkeypatch.chdir(tmp_path)
     path = changed(checkpoint, tmp_path / "damaged.pth", config=config)
     before = contents(tmp_path)
@@ -170,14 +170,14 @@ def test_a_damaged_configuration_is_told_with_its_checkpoint(fails, checkpoint, 
     assert contents(tmp_path) == before
 
 
-def test_data_that_have_moved_are_told_and_given(command, fails, checkpoint, tiny_root, tmp_path):
+def test_data_that_have_moved_are_reported_and_given(command, fails, checkpoint, tiny_root, tmp_path):
     text = torch.load(checkpoint, weights_only=True)["config"].replace(str(tiny_root), "/elsewhere")
     path = changed(checkpoint, tmp_path / "moved.pth", config=text)
     assert "The data set RGBNT201 is not at /elsewhere/RGBNT201" in fails(test_net.main, "--weight", path)
     assert command(test_net.main, "--weight", path, "DATASETS.ROOT_DIR", tiny_root)[0] == 0
 
 
-def test_a_damaged_configuration_of_a_run_to_continue_is_told(tiny_root):
+def test_a_damaged_configuration_of_a_run_to_continue_is_reported(tiny_root):
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
     with pytest.raises(UserError, match=r"The configuration in run/last\.pth has .* \(YAML aliases\); choose another"):
         check_config(cfg, Resumed({"config": ALIASES}, Path("run/last.pth")))

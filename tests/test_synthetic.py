@@ -64,7 +64,7 @@ def test_layout_and_names(made):
     assert people == {"train_171": {1, 2, 3}, "test": {4, 5}}
 
 
-def test_night_is_told_by_the_sequence_digit(made):
+def test_night_is_reported_by_the_sequence_digit(made):
     brightness = defaultdict(list)
     for split in ("train_171", "test"):
         for path in (made / split / "RGB").iterdir():
@@ -252,7 +252,7 @@ def test_an_empty_folder_is_filled(tmp_path):
     assert (make(tmp_path) / "synthetic.json").is_file()
 
 
-def test_a_root_that_is_a_file_is_told(tmp_path):
+def test_a_root_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--root"):
         make(tmp_path / "file")

@@ -157,7 +157,7 @@ def change(weights, end, tensor):
     ("generalFusion.nt.out_proj.bias", None, "nt.out_proj.bias is missing;"),
     ("generalFusion.rt_token", torch.zeros(1, 1, 32), "rt_token has another shape or type than generalFusion.r_token;"),
 ], ids=lambda value: str(value) if isinstance(value, str) else "")
-def test_a_fusion_that_is_not_whole_is_told(tmp_path, end, tensor, said):
+def test_a_fusion_that_is_not_whole_is_reported(tmp_path, end, tensor, said):
     theirs = change(to_demo(tiny_model(*FUSION).state_dict()), end, tensor)
     with pytest.raises(ValueError, match=re.escape(f"{said.rstrip(';')}")):
         from_demo(theirs)

@@ -77,7 +77,7 @@ def images_of(cfg: CfgNode, seed: int = 1) -> tuple[dict[str, torch.Tensor], tor
     return images, torch.arange(len(LABELS))
 
 
-def is_told(call: Callable, *arguments) -> bool:
+def is_reported(call: Callable, *arguments) -> bool:
     """Whether a call ends in a sentence for the user."""
     try:
         call(*arguments)

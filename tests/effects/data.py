@@ -13,7 +13,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.transforms import TrainTransform, test_transform
 from demo_sdtps.engine.evaluation.protocol import exclude_key
-from effects.base import effect, is_told
+from effects.base import effect, is_reported
 
 PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
 
@@ -41,7 +41,7 @@ def images_are_missed_once_they_are_gone(cfg):
     shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
     loader = training_loader(with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
     shutil.rmtree(own)
-    return is_told(list, batches(loader))
+    return is_reported(list, batches(loader))
 
 
 @effect("DATALOADER.NUM_WORKERS", {"0": 0, "1": 1, "2": 2})

@@ -10,7 +10,7 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.load import load_model_and_data
-from effects.base import MARK, effect, images_of, is_told, model_of
+from effects.base import MARK, effect, images_of, is_reported, model_of
 
 
 def test_data_of(cfg):
@@ -20,7 +20,7 @@ def test_data_of(cfg):
 
 @effect("TEST.WEIGHT", {"": "told", "{root}/weights.pth": "loaded"})
 def weights_to_evaluate(cfg):
-    if is_told(load_model_and_data, cfg):
+    if is_reported(load_model_and_data, cfg):
         return "told"
     model, _ = load_model_and_data(cfg)
     return "loaded" if model.backbone.vit.norm.weight.eq(MARK).all() else "others"

@@ -19,7 +19,7 @@ from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.modeling.losses import total_loss
-from effects.base import LABELS, effect, images_of, is_told, model_of
+from effects.base import LABELS, effect, images_of, is_reported, model_of
 
 
 def run(cfg) -> Path:
@@ -148,7 +148,7 @@ def command_ends(cfg, *flags) -> bool:
     file = Path(cfg.DATASETS.ROOT_DIR).parent / "run.yml"
     file.write_text(cfg.dump(), encoding="utf-8")
     with mock.patch("sys.argv", ["train_net.py", "--config_file", str(file), *flags]):
-        return not is_told(train_net.main)
+        return not is_reported(train_net.main)
 
 
 @effect("RESUME", {"no": (True, False), "yes": (False, True), "auto": (True, True)})
@@ -162,14 +162,14 @@ def a_run_begins_and_is_gone_on_with(cfg):
 
 
 @effect("DATASETS.VERIFY", {"True": (True, False), "False": (True, True)}, "DATASETS.CACHE", "no")
-def a_damaged_image_is_told_and_there_is_a_run(cfg):
+def a_damaged_image_is_reported_and_there_is_a_run(cfg):
     """Before anything is written, or when it is met."""
     own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
     shutil.copytree(cfg.DATASETS.ROOT_DIR, own)
     for path in (own / "RGBNT201" / "test" / "TI").iterdir():
         path.write_bytes(path.read_bytes()[:100])
     shutil.rmtree(cfg.OUTPUT_DIR, ignore_errors=True)
-    told = is_told(run, with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
+    told = is_reported(run, with_values(cfg, {"DATASETS.ROOT_DIR": str(own)}))
     shutil.rmtree(own)
     return told, Path(cfg.OUTPUT_DIR).exists()
 
@@ -214,7 +214,7 @@ def training_and_evaluation_compile_the_backbone(cfg):
 
 @effect("MODEL.DEVICE", {"cpu": "cpu", "cuda:99": "told"})
 def device_on_this_machine(cfg):
-    return "told" if is_told(choose_device, cfg) else str(choose_device(cfg))
+    return "told" if is_reported(choose_device, cfg) else str(choose_device(cfg))
 
 
 @effect("MODEL.DEVICE_ID", {"0": "cuda:0", "2": "cuda:2", "4": "told"}, "MODEL.DEVICE", "auto")
@@ -227,4 +227,4 @@ def device_on_a_machine_with_four_gpus(cfg):
 
 @effect("MODEL.DIST_TRAIN", {"True": "told", "False": "goes on"})
 def training_in_a_single_process(cfg):
-    return "told" if is_told(check_launch, cfg) else "goes on"
+    return "told" if is_reported(check_launch, cfg) else "goes on"
