@@ -14,6 +14,7 @@ from fvcore.nn import FlopCountAnalysis
 
 import demo_sdtps
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.plug_in.fast import FastFusion
 
 CLASSES, CAMERAS = 171, 4
@@ -94,7 +95,7 @@ def compare(checkout, folder, opts):
         FastFusion.replace(fast, cfg)
     for batch in (2, 3):
         given, cameras = images(batch, SMALL)
-        expected = ours.patterns(given, cameras)
+        (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
         for pattern in (1, 2, 3):
             feature = model(given, cam_label=cameras, return_pattern=pattern)
             key = f"pattern {pattern}"

@@ -10,6 +10,7 @@ from tiny import CAMERAS, CLASSES, tiny_cfg
 from demo_sdtps import test_net
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import to_demo
 from demo_sdtps.tools import convert_checkpoint
@@ -152,7 +153,8 @@ def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
     torch.save(result["weights"], tmp_path / "host.pth")
     load_weights(cfg, model, read_checkpoint(tmp_path / "host.pth"))
     with torch.no_grad():
-        patterns = model.patterns(result["images"], torch.arange(BATCH) % CAMERAS)
+        cases = [missing_modalities(cfg.TEST.MISS)]
+        (patterns,) = model.extract_features(result["images"], torch.arange(BATCH) % CAMERAS, cases)
     for pattern, expected in result["patterns"].items():
         assert relative_error(patterns[pattern], expected) < 1e-6, pattern
         for batch, small in result["small_patterns"].items():
