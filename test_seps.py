@@ -1,8 +1,11 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
-if not __package__:  # run as a script
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
-from pathlib import Path
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json

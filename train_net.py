@@ -1,5 +1,9 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
-if not __package__:  # run as a script
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
 import argparse
@@ -21,6 +25,7 @@ from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
+from demo_sdtps.modeling.selectors import selector_name
 
 logger = logging.getLogger("train_net")
 
@@ -42,6 +47,7 @@ def main() -> None:
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Start or resume the run of `cfg`, in each of the connected processes."""
+    selector_name(cfg)  # an unknown one is rejected before any data are read
     device = choose_device(cfg)
     resumed = find_run(cfg, overwrite)
     check_agreement("what OUTPUT_DIR holds", resumed and resumed.progress)

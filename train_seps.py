@@ -1,5 +1,9 @@
 """Train SEPS, image-text matching: python train_seps.py --config_file configs/SEPS/flickr30k.yml [KEY VALUE …]"""
-if not __package__:  # run as a script
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
 import logging

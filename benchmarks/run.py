@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -41,9 +41,9 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in "
-                    "one run, and print a Markdown table: seconds or memory of both, how many times better ours is, "
-                    "and the target. All parts take about ten minutes on two cores.",
+        description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
+                    "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
+                    "take about ten minutes on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")

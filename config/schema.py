@@ -38,7 +38,7 @@ class Schema(NamedTuple):
         return {key.name: key for key in self.keys}
 
 
-UNUSED = "without effect, in DeMo too; accepted at its default alone, so that DeMo's files load"
+UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
 UNUSED_KEYS: dict[str, dict[str, object]] = {
     "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
         "SOLVER.STEPS": (40, 70), "SOLVER.GAMMA": 0.1, "SOLVER.WARMUP_FACTOR": 0.01, "SOLVER.WARMUP_METHOD": "linear"},
@@ -91,7 +91,7 @@ KEYS = (
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on the backbone's attention weights; not for CLIP's backbone", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera to the tokens (side information embedding)"),
     Key("MODEL.SIE_VIEW", False, "add a learned embedding of the view", (False,),
-        "the data sets tell no view beside the camera"),
+        "the data sets have camera labels but no view labels"),
     Key("MODEL.SIE_COE", 3.0, "weight of the side information embedding", math.isfinite, "a finite number"),
     Key("MODEL.FROZEN", False, "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn"),
     Key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", (False,), NOT_DEMO),
@@ -110,7 +110,7 @@ KEYS = (
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
     Key("MODEL.SDTPS_GUMBEL_SELECT", False, "let that noise also perturb which patches are kept in training (Gumbel-top-k); "
         "never in evaluation"),
-    Key("MODEL.SDTPS_GUIDE_MISSING", True, "let the global of a missing modality (TEST.MISS) guide the others' selection"),
+    Key("MODEL.SDTPS_GUIDE_MISSING", True, "use the global feature of a missing modality (TEST.MISS) as a guide of the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
@@ -123,8 +123,8 @@ KEYS = (
     Key("MODEL.METRIC_LOSS_TYPE", "triplet", "losses of the features", ("triplet", "center", "triplet_center")),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
-    Key("MODEL.IF_WITH_CENTER", "no", "'yes' wants a MODEL.METRIC_LOSS_TYPE with center, which alone switches the center "
-        "loss on", YES_NO),
+    Key("MODEL.IF_WITH_CENTER", "no", "'yes' requires a MODEL.METRIC_LOSS_TYPE that contains center, which is what enables "
+        "the center loss", YES_NO),
 
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the images in evaluation; as in training", *SIZE),
@@ -170,8 +170,8 @@ KEYS = (
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
     Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes after which last.pth is written within an epoch too; 0: never",
         *NOT_NEGATIVE),
-    Key("SOLVER.GRAD_CLIP", 0.0, "largest norm of the gradient of the model's parameters; a longer one is shortened to it; 0: "
-        "as long as it is", *NOT_NEGATIVE),
+    Key("SOLVER.GRAD_CLIP", 0.0, "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no "
+        "clipping", *NOT_NEGATIVE),
     Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD whatever the optimiser", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(Key(name, default, UNUSED, (default,), why) for why, unused in UNUSED_KEYS.items() for name, default in unused.items()),

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["MultiModalSDTPS", "add_config", "get_cfg", "load_cfg", "make_model", "patch"]
 
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
-if not (Path(__file__).parent / "modeling").is_dir():
-    __path__.insert(0, str(Path(__file__).resolve().parents[1]))
+_folder = Path(__file__).resolve().parent
+if not (_folder / "modeling").is_dir() and (_folder.parent / "modeling" / "sdtps.py").exists():
+    __path__.insert(0, str(_folder.parent))
 
 __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",

@@ -1,4 +1,5 @@
-"""Imported first by a file that is run as a script: of the project, only demo_sdtps can be imported afterwards.
+"""Imported first by a file that is run, as a script, by `python -m`, or by a process that such a one spawns: of the project,
+only demo_sdtps can be imported afterwards.
 
 Python puts the folder of a script on the path, where the project's folders would hide other packages of their names, such as
 Hugging Face's `datasets`.

@@ -153,5 +153,5 @@ def any_rank(*flags: bool) -> list[bool]:
 def check_agreement(what: str, seen: object) -> None:
     """Raise `UserError` where `seen` differs between processes, such as on machines without a shared file system."""
     if any(other != seen for other in all_gather_object(seen)):
-        raise UserError(f"The processes do not see the same: {what} differs between them; give them all the same files, on a "
-                        "file system that the machines share.")
+        raise UserError(f"The processes do not see the same files: {what} differs between them; use a file system that the "
+                        "machines share, with the same files for all.")

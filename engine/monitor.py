@@ -38,7 +38,9 @@ class Meter:
         """Add a batch of `count` samples, given sums over the batch."""
         # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
         for name, total in totals.items():
-            self.totals[name] = self.totals.get(name, 0.0) + total.detach()
+            # A mean that an epoch resumed from an older checkpoint lacks starts with the next epoch.
+            if name in self.totals or not self.seen:
+                self.totals[name] = self.totals.get(name, 0.0) + total.detach()
         self.seen += count
 
     def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:

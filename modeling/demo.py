@@ -144,6 +144,10 @@ class DeMo(nn.Module):
         if neck == "after":
             features = {name: self.heads.get_submodule(f"{name}.bottleneck")(feature) for name, feature in features.items()}
         both = torch.cat([features[name] for name in sorted(features, key=lambda name: name in self.enhanced)], dim=-1)
+        return self.split_patterns(both)
+
+    def split_patterns(self, both: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return patterns as views of pattern 3, (B, D)."""
         return {pattern: both[:, columns] for pattern, columns in self.columns.items()}
 
 

@@ -102,7 +102,8 @@ def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tens
     total = torch.zeros((), device=labels.device)
     if len(outputs) % 2:
         total = total + outputs[-1]
-        parts["auxiliary"] = total.detach()
+        if isinstance(outputs[-1], torch.Tensor):  # HDM's is the number 0
+            parts["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(head_weights)
     heads = zip(head_weights.items(), outputs[:-1:2], outputs[1::2], centers, strict=True)
     for (name, weight), logits, features, center_loss in heads:

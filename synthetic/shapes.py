@@ -28,9 +28,9 @@ SUPERSAMPLING = 3
 TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
 GRAIN = 5  # standard deviation of the noise, in grey levels
 
-SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the image shows {a} and {b}", "you can see {a} with {b}",
+SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the picture shows {a} and {b}", "you can see {a} with {b}",
              "{number} shapes , one of them is {a} and another is {b}")
-RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the image shows {a} {relation} {b}")
+RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the picture shows {a} {relation} {b}")
 OF_THREE = ("{a} , {b} and {c}", "there are {number} shapes , among them {a} , {b} and {c}")
 LONG = "there are {number} shapes on a {background} background . {shapes} ."
 

@@ -17,7 +17,7 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
          "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_PERIOD", "1",
          "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
-TRUNK_WIDTH = 64
+BACKBONE_WIDTH = 64
 SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/profile_flops.py", "tools/draw_curves.py",
            "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/report.py", "tools/selection_quality.py", "train_seps.py",
            "test_seps.py")

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, TRUNK_WIDTH, cli_args_for, contents
+from commands import BACKBONE_WIDTH, CONFIG, ONE_LINE, cli_args_for, contents
 from golden_cases import relative_error
 
 from demo_sdtps.config import load_cfg
@@ -126,7 +126,7 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
             features[name] = torch.from_numpy(found["features"])
     others, expected = features.pop("with other experts"), features["ours"]
     assert all(relative_error(found, expected) < 1e-6 for found in features.values())
-    original = 3 * TRUNK_WIDTH
+    original = 3 * BACKBONE_WIDTH
     assert relative_error(others[:, :original], expected[:, :original]) < 1e-6
     assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
 

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from commands import COLUMNS, TRUNK_WIDTH, cli_args_for, near, printed, records_of, scores_of, table_of
+from commands import BACKBONE_WIDTH, COLUMNS, cli_args_for, near, printed, records_of, scores_of, table_of
 from layouts import WRITERS
 from reference import ranking
 
@@ -44,7 +44,7 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
             assert found["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
             assert found["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
             features[split] = found["features"].astype(np.float64)
-            assert features[split].shape == (len(expected[split]), 6 * TRUNK_WIDTH)
+            assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
 
     def slow_score(place):
         sides = [[[getattr(sample, what) for sample in expected[split]] for split in SPLITS] for what in ("identity", place)]

@@ -128,6 +128,7 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_ends_all(own_root, tmp_path):
     """The image is in one process's share only: its sentence is reported, and the other does not wait for it."""
     sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")

@@ -180,6 +180,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
         assert float(done.stdout) < 1e-4, capability  # which NaN is not
 
 
+@pytest.mark.slow
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_features_are_the_eager_ones():

@@ -130,8 +130,8 @@ def test_whole_data_give_no_warning(place, command):
 def test_a_query_without_a_match_is_left_out_with_a_warning(place, command):
     """As the field scores: the figures are those of the data without it, apart from its place in the gallery."""
     said, record = logged(place, command, add_identity)
-    assert said == ["1 of 33 queries have no match in the gallery (the same identity with another camera) and are not scored, "
-                    "as the field does it."]
+    assert said == ["1 of 33 queries have no match in the gallery (the same identity with another camera) and are not scored "
+                    "(the usual protocol)."]
     assert all(0 < values["mAP"] <= 1 for values in record["patterns"].values())
     weights_for(place.root, place.folder / "w.pth")
     stdout, _ = run_case(Case("", "test", lambda place: None, ("--weight", str(place.folder / "w.pth")), ()), place, command)

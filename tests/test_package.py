@@ -13,6 +13,7 @@ import torch
 from commands import ROOT, cli_args_for
 
 from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.run.record import commit
 
 COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")
@@ -49,7 +50,7 @@ print(json.dumps([found, sys.modules["demo_sdtps"].__file__]))
     assert found == {script: [] for script in SCRIPTS} and Path(package) == ROOT / "demo_sdtps" / "__init__.py"
 
 
-@pytest.mark.parametrize("script", ["train_net.py", "tools/export_features.py", "tools/study.py"])
+@pytest.mark.parametrize("script", ["train_net.py", "tools/export_features.py"])
 def test_a_command_runs_beside_other_packages_of_common_names(script, tmp_path):
     """Such as Hugging Face's datasets, or a config.py of the user's own, found before anything else."""
     for name in COMMON:
@@ -150,3 +151,24 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     assert "usage:" in script.stdout, script.stderr
     where = python("-c", "import demo_sdtps; print(demo_sdtps.__file__)", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert Path(where.stdout.strip()) == tmp_path / "site" / "demo_sdtps" / "__init__.py"
+
+
+@pytest.mark.slow
+def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path):
+    """As on macOS and Windows: such a process imports the script again, without what the script had on its path."""
+    (tmp_path / "sitecustomize.py").write_text("import multiprocessing\nmultiprocessing.set_start_method('spawn')\n")
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "1")
+    done = python(ROOT / "train_net.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    assert commit(tmp_path / "site-packages" / "demo_sdtps") == {"commit": None, "changed": None}
+
+
+def test_a_command_leaves_the_path_of_a_program_that_imports_it(tmp_path):
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport train_net\nimport helper\n")
+    done = python(tmp_path / "program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

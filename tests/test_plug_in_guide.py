@@ -70,6 +70,7 @@ def test_the_example_is_our_configuration(results):
     assert load_cfg(folder / "DeMo.yml", example).MODEL == load_cfg(folder / "DeMo_SDTPS.yml").MODEL
 
 
+@pytest.mark.slow
 def test_the_changed_loop_evaluates_all_patterns(tmp_path):
     """Also with HDM and ATM off, where DeMo evaluates the third alone."""
     checkout = shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))

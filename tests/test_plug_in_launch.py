@@ -45,6 +45,7 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
     assert all(after[path] == content for path, content in before.items())
 
 
+@pytest.mark.slow
 def test_off_the_scripts_output_is_that_of_the_script(checkout):
     done, plain = (subprocess.run([sys.executable, *command, "train_net.py", *SIZE, *FUSED], cwd=checkout, capture_output=True,
                                   text=True, check=False) for command in (["-m", "demo_sdtps"], []))
@@ -99,10 +100,10 @@ def replace(name, old, new):
 MODEL = "modeling/make_model.py"
 REFUSED = {
     "no script": (remove("train_net.py"), [], "There is no script train_net.py"),
-    "no config": (remove("config"), [], "is not a DeMo checkout: config.cfg was looked for"),
-    "no model": (remove("modeling"), [], "is not a DeMo checkout: modeling.make_model.make_model was looked for"),
+    "no config": (remove("config"), [], "is not a DeMo checkout: it has no config.cfg"),
+    "no model": (remove("modeling"), [], "is not a DeMo checkout: it has no modeling.make_model.make_model"),
     "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
-                "engine.processor.training_neat_eval was looked for"),
+                "it has no engine.processor.training_neat_eval"),
     "no attribute": (replace(MODEL, "self.HDM", "self.hdm"), [], "DeMo has no attribute HDM"),
     "another PIFE": (replace(MODEL, "self.tir_reduce", "self.pife_t"), [], "DeMo has no attribute tir_reduce"),
     "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],

@@ -1,7 +1,7 @@
 """profile_flops.py against the published figures, and its counts against other counters of the same products."""
 import pytest
 import torch
-from commands import CONFIG, ROOT, SMALL, TRUNK_WIDTH, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion
@@ -68,9 +68,9 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
         patches = context.tokens
         if sdtps:
             patches = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
-    assert patches["TI"].shape == (1, 7 if sdtps else 32, TRUNK_WIDTH)
-    count = products(Fusion(TRUNK_WIDTH).eval().decouple, patches, context.global_feats)
-    assert profile_flops.plain_hdm_macs(TRUNK_WIDTH, profile_flops.tokens_of_hdm(model)) == count
+    assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
+    count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
+    assert profile_flops.plain_hdm_macs(BACKBONE_WIDTH, profile_flops.tokens_of_hdm(model)) == count
     assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
 
 
@@ -107,7 +107,7 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
         model.backbone.fused_attention = fused
         counts[fused] = profile_flops.count_macs(cfg, model)[""]
     tokens = 1 + 8 * 4
-    softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * TRUNK_WIDTH
+    softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * BACKBONE_WIDTH
     assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
 
 

@@ -18,6 +18,7 @@ from demo_sdtps import engine, train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
+from demo_sdtps.engine.monitor import Meter
 from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
@@ -267,7 +268,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
         assert call(words) == 130
     log = (copied / "log.txt").read_text()
     assert f"WARNING {copied / 'last.pth'} {reason}" in log
-    assert f"goes on from the checkpoint before it, {copied / 'last.previous.pth'}" in log
+    assert f"resumes from the previous checkpoint, {copied / 'last.previous.pth'}" in log
 
     assert (copied / "last.damaged.pth").exists() and not (copied / "last.pth").exists()
 
@@ -323,3 +324,10 @@ def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):
     now, then = (read_checkpoint(path) for path in (reference / "last.pth", earlier))
     assert (then.num_class, then.camera_num, then.dataset) == (now.num_class, now.camera_num, now.dataset)
     assert then.model.keys() == now.model.keys() and all(torch.equal(then.model[name], now.model[name]) for name in now.model)
+
+
+def test_a_mean_that_an_older_checkpoint_lacks_begins_with_the_next_epoch():
+    state = {"totals": {"loss": torch.tensor(6.0)}, "seen": 2, "waited": 0.0, "seconds": 1.0}
+    meter = Meter.from_state(state, torch.device("cpu"))
+    meter.update(2, loss=torch.tensor(2.0), **{"loss/id": torch.tensor(1.0)})
+    assert meter.means() == {"loss": 2.0}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from commands import (
+    BACKBONE_WIDTH,
     COLUMNS,
     CONFIG,
     ONE_LINE,
-    TRUNK_WIDTH,
     cli_args_for,
     contents,
     near,
@@ -153,7 +153,7 @@ def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split
         "--return_pattern", pattern, "--split", split, "--output", output)
     assert code == 0, stderr
     samples = read_splits(load_cfg(trained / "config.yml"), (split,))[split]
-    width = {1: 3, 2: 3, 3: 6}[pattern] * TRUNK_WIDTH
+    width = {1: 3, 2: 3, 3: 6}[pattern] * BACKBONE_WIDTH
     assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
     with np.load(output) as found:
         assert set(found.files) == {"features", "ids", "cams", "scenes", "paths", "return_pattern", "split", "checkpoint",

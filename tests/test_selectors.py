@@ -16,6 +16,7 @@ from tiny import PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.engine.evaluation.selection import detectors
 from demo_sdtps.engine.optim import parameter_groups
 from demo_sdtps.modeling import make_model, sdtps
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
@@ -282,3 +283,28 @@ def test_sdtps_and_its_variants_keep_their_parameters_under_their_names(name):
         weights.keys()
     assert not unknown_names(weights) and from_demo(to_demo(weights)).keys() == weights.keys()
     assert model.select_tokens(model.encode(*random_images(1)))["RGB"].index.shape == (4, KEPT)
+
+
+def test_an_unknown_selector_is_rejected_before_any_data_are_read(command):
+    code, _, stderr = command(train_net.main, *cli_args_for("/nowhere", "MODEL.USE_SDTPS", "False", "MODEL.SELECTOR", "sdtp"))
+    assert code == 2 and "MODEL.SELECTOR is 'sdtp'" in stderr and "the nearest is 'sdtps'" in stderr
+
+
+@pytest.mark.parametrize("name", ["moe", "heads", "RGB"])
+def test_a_selector_cannot_have_the_name_of_another_part(name, monkeypatch):
+    monkeypatch.setitem(SELECTORS, name, SELECTORS["sdtps"])
+    with pytest.raises(ValueError, match=f"'{name}' has the name of another part"):
+        tiny_model("MODEL.USE_SDTPS", False, "MODEL.SELECTOR", name)
+
+
+def test_a_masked_patch_is_kept_by_no_selector_and_measured_all_the_same():
+    model = tiny_model().eval()
+    with torch.no_grad():
+        context = model.encode(*random_images(3))
+        mask = {modality: torch.rand(4, PATCHES) < 0.7 for modality in MODALITIES}
+        context = replace(context, mask=mask)
+        selections = model.select_tokens(context)
+        found = detectors(model, context, selections)
+    for modality, selection in selections.items():
+        assert not selection.mask[~mask[modality]].any() and selection.tokens.isfinite().all()
+        assert set(found[modality]) == {"score", "MLP", *MODALITIES}

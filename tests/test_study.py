@@ -195,6 +195,7 @@ def test_no_process_starts_after_the_study_is_stopped(tmp_path):
     assert not written.exists()
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from commands import CONFIG, TRUNK_WIDTH, cli_args_for, records_of
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, records_of
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
@@ -68,7 +68,7 @@ def test_a_run_with_centers(train, command):
     starts, ends = centers(still), centers(output)
     assert list(checkpoint(output)["center_losses"]) == ["0.centers", "1.centers"]
     for start, end in zip(starts, ends, strict=True):
-        assert start.shape == end.shape == (IDENTITIES, 3 * TRUNK_WIDTH)
+        assert start.shape == end.shape == (IDENTITIES, 3 * BACKBONE_WIDTH)
         assert float(start.std()) == pytest.approx(1, abs=0.1)
         assert (end - start).norm(dim=1).min() > 0.1 * start.norm(dim=1).max()  # each of them
     for before, after in zip(center_losses(output, cfg, starts), center_losses(output, cfg, ends), strict=True):

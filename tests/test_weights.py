@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
-CLIP_TRUNK = {
+CLIP_BACKBONE = {
     "BACKBONE.cv_embed": "backbone.camera_embedding",
     "BACKBONE.base.conv1.weight": "backbone.vit.patch_embed.proj.weight",
     "BACKBONE.base.class_embedding": "backbone.vit.cls_token",
@@ -28,7 +28,7 @@ CLIP_TRUNK = {
     "BACKBONE.base.ln_post.bias": "backbone.vit.norm.bias",
     "BACKBONE.base.proj": "backbone.vit.head.weight",
 }
-IMAGENET_TRUNK = {
+IMAGENET_BACKBONE = {
     "BACKBONE.base.sie_embed": "backbone.camera_embedding",
     **{f"BACKBONE.base.{name}": f"backbone.vit.{name}" for name in (
         "cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "blocks.0.norm1.weight",
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureW
               pytest.mark.filterwarnings("ignore:.*looks like a TorchScript archive:UserWarning")]
 
 
-KINDS = pytest.mark.parametrize("backbone", [CLIP_TRUNK, IMAGENET_TRUNK], ids=["CLIP", "ImageNet"])
+KINDS = pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
 
 
 def random_weights(names, seed):

@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -18,9 +18,10 @@ NAMES = {"demo": "DeMo's", "ours": "our"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Convert a checkpoint between DeMo's names and ours; no bit of a tensor changes. test_net.py reads both.",
+        description="Convert a checkpoint between the names of DeMo and of this project; tensors stay bit-identical. "
+                    "test_net.py reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
-               "What else a checkpoint holds (epoch, configuration, optimiser) is left behind.")
+               "The output contains only weights, without epoch, configuration and optimiser.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=NAMES, required=True, help="whose names OUT will have")

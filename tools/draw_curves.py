@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -15,16 +15,16 @@ from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
 
-PICTURE = "curves.png"
+IMAGE = "curves.png"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{PICTURE}")
+    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
     records = read_records(arguments.run)
-    print(draw_curves(records, check_output_file(arguments.output or arguments.run / PICTURE, ".png")))
+    print(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
 
 
 def read_records(folder: Path) -> list[dict]:

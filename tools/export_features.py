@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -37,7 +37,10 @@ def main() -> None:
     samples = splits[arguments.split]
     (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
     features = patterns[arguments.return_pattern]
-    digest = hashlib.sha256(Path(cfg.TEST.WEIGHT).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with open(cfg.TEST.WEIGHT, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     if arguments.normalise:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
@@ -45,7 +48,7 @@ def main() -> None:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
-                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest,
+                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest.hexdigest(),
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
     print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 

@@ -5,7 +5,7 @@ The cost of HDM's plain formulation, in which published figures count, is printe
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, with_values
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.engine.runtime import inference
 from demo_sdtps.modeling import DeMo, make_model
@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("--num_class", type=positive_int, default=171, help="training identities (default: 171, as RGBNT201)")
     parser.add_argument("--camera_num", type=positive_int, default=4, help="cameras (default: 4)")
     arguments, cfg = parse(parser)
-    cfg = with_values(cfg, {"TEST.MISS": "nothing"})  # of a complete triplet
     model = make_model(cfg, arguments.num_class, arguments.camera_num).eval()
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     height, width = cfg.INPUT.SIZE_TEST

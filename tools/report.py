@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -15,7 +15,7 @@ from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.run.output import CONFIG, LAST
-from demo_sdtps.tools.draw_curves import PICTURE, draw_curves, read_records
+from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, read_records
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
 
@@ -33,7 +33,7 @@ def main() -> None:
     (features,) = extract_features(cfg, model, data.loader)
     # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
-    drawn = {"training curves": draw_curves(records, output / PICTURE),
+    drawn = {"training curves": draw_curves(records, output / IMAGE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
     if model.selector:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")

@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a script
+if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
@@ -35,10 +35,11 @@ COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd
 
 def main() -> None:
     parser = config_parser(
-        "Measure where the selector's kept patches lie, for complete triplets and every case of missing modalities, on "
-        "synthetic pedestrians with foreground masks: the share on the person of all patches (base rate) and of the kept ones, "
-        "and the average precision (AP), as detectors of the person, of the score and of its parts, for SDTPS the MLP and "
-        "the similarities to the global features of RGB, NI and TI.", checkpoint=weight_flag())
+        "Measure how many of the patches that the selector keeps lie on the person. Needs synthetic pedestrians, which have "
+        "foreground masks. The table has, for complete triplets and every case of missing modalities, the share of all patches "
+        "(base rate) and of the kept patches on the person, and the average precision (AP) of the score and of each of its "
+        "terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global features of "
+        "RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw what is measured into this file")
     parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
@@ -100,7 +101,7 @@ def mask_path(sample: Sample) -> Path:
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
     left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
-    guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", not guided by what is missing"
+    guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", global features of missing modalities do not guide"
     return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
             f"{cfg.TEST.WEIGHT}{guide}, in percent; a random order has AP {100 * quality.random_order:.1f}")
 

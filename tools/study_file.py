@@ -71,8 +71,10 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
         pairs, evaluate = [*cli_args(study["set"] | variant["set"]), *opts], cli_args(variant["evaluate"])
         cfg = load_cfg(config, pairs)
         load_cfg(config, [*pairs, *evaluate])
-        # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
-        key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
+        # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs, and
+        # runs that were made before MODEL.SELECTOR was a key are found again.
+        values = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().replace("  SELECTOR: ''\n", "")
+        key = hashlib.sha256(values.encode()).hexdigest()
         folder = runs / f"{Path(config).stem}-{key[:10]}"
         variants.append(Variant(name, cfg, ("--config_file", config, *pairs), tuple(evaluate), folder))
     return variants

@@ -31,7 +31,7 @@ def main() -> None:
         prog="python -m demo_sdtps", description="Run a script of a DeMo checkout with SDTPS; the checkout stays as it is. "
         "MODEL.USE_SDTPS True, in the script's own arguments or its configuration file, switches SDTPS on.")
     parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking, HDM and ATMoE "
-                        "in place of the checkout's: the same numbers, sooner")
+                        "in place of the checkout's, with the same results")
     parser.add_argument("--weight", metavar="FILE",
                         help="checkpoint that the script loads, in place of the file named in its text")
     parser.add_argument("script", metavar="SCRIPT", help="train_net.py or test_net.py of the checkout")
@@ -86,7 +86,7 @@ class Checkout:
 
     def module(self, name: str, sought: str) -> ModuleType:
         """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
-        absent = UserError(f"{self.folder} is not a DeMo checkout: {sought} was looked for and is not there.")
+        absent = UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
         try:
             found = import_module(name)
         except ModuleNotFoundError as error:
@@ -104,7 +104,7 @@ class Checkout:
         sought = f"{module}.{name}"
         found = self.module(module, sought)
         if not hasattr(found, name):
-            raise UserError(f"{self.folder} is not a DeMo checkout: {sought} was looked for and is not there.")
+            raise UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
         return getattr(found, name)
 
     def replace(self, module: str, name: str, value: object) -> None:

@@ -42,4 +42,4 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_finite("The network's features", features)
-    return [{pattern: whole[:, columns] for pattern, columns in model.columns.items()} for whole in features]
+    return [model.split_patterns(whole) for whole in features]

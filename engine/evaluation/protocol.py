@@ -63,7 +63,7 @@ def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list
                      "not those of unseen ones; leave them out of one, or renumber them if they are others.")
     if unmatched := len(data.query) - data.matched:
         found.append(f"WARNING: {unmatched} of {len(data.query)} queries have no match in the gallery (the same identity with "
-                     f"another {exclude_key(cfg)}) and are not scored, as the field does it.")
+                     f"another {exclude_key(cfg)}) and are not scored (the usual protocol).")
     return found
 
 

@@ -97,7 +97,8 @@ def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -
         parts = selector.parts(context.tokens[modality], context.of(modality))
         found[modality] = {"score": selection.score} | {name: part for name, part in parts.items()
                                                         if name not in context.missing}
-        check_finite("The scores of the patches", found[modality].values())
+        allowed = context.mask.get(modality, ...)  # patches that must not be kept have the score -inf
+        check_finite("The scores of the patches", (part[allowed] for part in found[modality].values()))
     return found
 
 

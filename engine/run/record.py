@@ -65,6 +65,8 @@ def command() -> str:
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
+    if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
+        return {"commit": None, "changed": None}
     try:
         revision, changed = (subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
                              for words in (("rev-parse", "HEAD"), ("status", "--porcelain")))

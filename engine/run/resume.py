@@ -88,7 +88,7 @@ def read_last(output: Path) -> Resumed:
         except UserError as error:
             problems.append(str(error))
             continue
-        return Resumed(state, path, tuple(f"{problem}; the run goes on from the checkpoint before it, {path}"
+        return Resumed(state, path, tuple(f"{problem}; the run resumes from the previous checkpoint, {path}"
                                           for problem in problems))
     raise UserError(f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
                     "--overwrite and without RESUME.")

@@ -25,7 +25,7 @@ class Backbone(nn.Module, ABC):
     `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
 
     A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
-    it (`_build`, `_tokens`). Its constructor raises `UserError` where the configuration does not fit.
+    it (`build`, `run`). Its constructor raises `UserError` where the configuration does not fit.
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
@@ -33,7 +33,7 @@ class Backbone(nn.Module, ABC):
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
-        self.vit = self._build(cfg)
+        self.vit = self.build(cfg)
         self.width = self.vit.head.out_features if isinstance(self.vit.head, nn.Linear) else self.vit.embed_dim
         self.grid_size: tuple[int, int] = self.vit.patch_embed.grid_size
         self.num_patches: int = self.vit.patch_embed.num_patches
@@ -48,11 +48,11 @@ class Backbone(nn.Module, ABC):
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
     @abstractmethod
-    def _build(self, cfg: CfgNode) -> Transformer:
+    def build(self, cfg: CfgNode) -> Transformer:
         """The timm model, randomly initialised."""
 
     @abstractmethod
-    def _tokens(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+    def run(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → class token, registers and patch tokens (B, P + N, C)."""
 
     def learning_rate(self, base_lr: float) -> float:
@@ -65,11 +65,11 @@ class Backbone(nn.Module, ABC):
         with torch.autocast(device, dtype=self.precision) if self.precision else nullcontext():
             self._choose_attention(images.device)
             if torch.is_grad_enabled():
-                tokens = self._tokens(images, cameras)
+                tokens = self.run(images, cameras)
             else:
                 chunk = CHUNK if device == "cpu" else len(images)
                 parts = zip(images.split(chunk), cameras.split(chunk), strict=True)
-                tokens = torch.cat([self._tokens(*part) for part in parts])
+                tokens = torch.cat([self.run(*part) for part in parts])
         if self.precision:
             tokens = tokens.to(images.dtype)
         return tokens[:, self.vit.num_prefix_tokens:], tokens[:, 0]
@@ -88,7 +88,7 @@ class Backbone(nn.Module, ABC):
         """Copy with linear and convolution weights in `precision`; output dtype = input dtype; compiled where this one is.
 
         Tokens stay in float32 between the matrix products, as under autocast: in bfloat16 throughout, mAP on the synthetic
-        pedestrians moved by 0.3, like this by less than 0.1.
+        pedestrians changes by 0.3, with float32 between the products by less than 0.1.
         """
         backbone = copy.deepcopy(self).requires_grad_(False)
         backbone.precision = None if precision is torch.float32 else precision  # autocast has no float32

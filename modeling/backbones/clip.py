@@ -46,7 +46,7 @@ class CLIP(ViT):
     def learning_rate(self, base_lr: float) -> float:
         return 5e-6
 
-    def _build(self, cfg: CfgNode) -> Transformer:
+    def build(self, cfg: CfgNode) -> Transformer:
         vit = self._create(cfg, NAME_IN_TIMM, mlp_layer=QuickGELUMlp)
         vit.head = nn.Linear(vit.embed_dim, WIDTH, bias=False)
         return vit

@@ -15,7 +15,7 @@ class EvaViT(ViT):
 
     vit: Eva
 
-    def _build(self, cfg: CfgNode) -> Eva:
+    def build(self, cfg: CfgNode) -> Eva:
         vit = create(cfg.MODEL.TRANSFORMER_TYPE, **regularisation(cfg))
         assert isinstance(vit, Eva)
         # Eva takes no other class of patch embedding, so that what depends on the grid is replaced after construction.

@@ -31,7 +31,7 @@ class ViT(Backbone):
 
     camera_on_patches = True
 
-    def _build(self, cfg: CfgNode) -> Transformer:
+    def build(self, cfg: CfgNode) -> Transformer:
         return self._create(cfg, cfg.MODEL.TRANSFORMER_TYPE, **regularisation(cfg))
 
     def _create(self, cfg: CfgNode, name: str, **kwargs) -> Transformer:
@@ -41,7 +41,7 @@ class ViT(Backbone):
         check_grid(cfg, vit)
         return vit
 
-    def _tokens(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+    def run(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         vit = self.vit
         patches = vit.patch_embed(images)
         prefix = torch.cat([token.expand(len(images), -1, -1) for token in prefix_tokens(vit)], dim=1)

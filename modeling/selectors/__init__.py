@@ -1,4 +1,4 @@
-"""Token selectors: which patches of a triplet stay, and what becomes of them (docs/api.md, base.py).
+"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py).
 
 A new selector is one file with a subclass of `base.Selector`, and one line in SELECTORS.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import nearest
 
 if TYPE_CHECKING:
@@ -24,20 +24,26 @@ SELECTORS = {
 """MODEL.SELECTOR → module:class. The name is also that of the selector's weights and of its head in checkpoints."""
 
 
+OTHER_PARTS = ("backbone", "pife", "hdm", "atmoe", "heads", "moe", "original", *MODALITIES)
+"""Names of the model's other parts and features."""
+
+
 def selector_name(cfg: CfgNode) -> str:
-    """The configured selector, '' for none; MODEL.USE_SDTPS is DeMo's way to ask for 'sdtps'."""
-    return cfg.MODEL.SELECTOR or ("sdtps" if cfg.MODEL.USE_SDTPS else "")
+    """The configured selector, '' for none; MODEL.USE_SDTPS means 'sdtps'. Raises `UserError` for an unknown name."""
+    name = cfg.MODEL.SELECTOR or ("sdtps" if cfg.MODEL.USE_SDTPS else "")
+    if name and name not in SELECTORS:
+        raise UserError(f"MODEL.SELECTOR is {name!r}, but it must be {' or '.join(map(repr, SELECTORS))}"
+                        f"{nearest(name, SELECTORS)}.")
+    return name
 
 
 def make_selector(cfg: CfgNode, width: int, grid: tuple[int, int]) -> Selector | None:
     """The configured selector for tokens of `width` channels on a grid of (rows, columns) patches, None for none.
 
-    Raises `UserError` for an unknown name, or settings that the selector refuses.
+    Raises `UserError` for an unknown name and for settings that the selector rejects, `ValueError` for a selector that is
+    registered under the name of another part of the model.
     """
     name = selector_name(cfg)
-    if not name:
-        return None
-    if name not in SELECTORS:
-        raise UserError(f"MODEL.SELECTOR is {name!r}, but it must be {' or '.join(map(repr, SELECTORS))}"
-                        f"{nearest(name, SELECTORS)}.")
-    return resolve_name(SELECTORS[name])(cfg, width, grid)
+    if name in OTHER_PARTS:
+        raise ValueError(f"The selector {name!r} has the name of another part of the model; register it under another name.")
+    return resolve_name(SELECTORS[name])(cfg, width, grid) if name else None

@@ -40,7 +40,7 @@ class Selection:
 
     tokens: torch.Tensor  # (B, S, C): replace the patches; their mean is the selector's feature, and HDM attends to them
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
-    score: torch.Tensor  # (B, N): what the choice is made by, the highest first
+    score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from commands import CONFIG, SMALL, TRUNK_WIDTH
+from commands import BACKBONE_WIDTH, CONFIG, SMALL
 from layouts import write_msvr310, write_rgbnt201
 from yacs.config import CfgNode
 
@@ -13,7 +13,7 @@ from demo_sdtps.modeling import make_model
 
 IDENTITIES, CAMERAS = 5, 8
 """Of the training split that layouts.py writes."""
-WIDTH = TRUNK_WIDTH
+WIDTH = BACKBONE_WIDTH
 LABELS = torch.tensor([0, 0, 1, 1])
 BASE = (*SMALL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "DATASETS.ROOT_DIR", "{root}/data",
         "OUTPUT_DIR", "{root}/outputs/run")
