@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -126,6 +127,7 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     """log.txt, run.json and TensorBoard, where the killed run was ahead of its checkpoint."""
     with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
         board.add_scalar("train/loss", 99.0, 2)
+    time.sleep(1.1)  # TensorBoard reads files in the order of their names, which begin with the second
     before = (copied / "log.txt").read_text()
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
