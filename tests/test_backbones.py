@@ -145,6 +145,7 @@ def test_compiled_features_are_the_eager_ones(name):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [REGISTERS, EVA02, DINOV3, MIXED])
 def test_products_are_counted(name):
     """fvcore's count holds all that torch counts; the rest is arithmetic on numbers."""

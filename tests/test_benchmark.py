@@ -29,7 +29,7 @@ def record_of(page):
     return json.loads((ROOT / "docs" / f"{page}.json").read_text())
 
 
-@pytest.mark.parametrize("parts", [["fusion", "seps"], pytest.param(["fusion", "evaluation"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parts", [["fusion"], pytest.param(["seps", "evaluation"], marks=pytest.mark.slow)])
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--quick", "--json", output)

@@ -50,7 +50,7 @@ print(json.dumps([found, sys.modules["demo_sdtps"].__file__]))
     assert found == {script: [] for script in SCRIPTS} and Path(package) == ROOT / "demo_sdtps" / "__init__.py"
 
 
-@pytest.mark.parametrize("script", ["train_net.py", "tools/export_features.py"])
+@pytest.mark.parametrize("script", ["train_net.py", pytest.param("tools/export_features.py", marks=pytest.mark.slow)])
 def test_a_command_runs_beside_other_packages_of_common_names(script, tmp_path):
     """Such as Hugging Face's datasets, or a config.py of the user's own, found before anything else."""
     for name in COMMON:
@@ -79,6 +79,7 @@ def test_the_public_names_are_there(tmp_path):
                                         "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_checkout_without_links_is_found_too(tmp_path):
     """As git makes one where the system has no symbolic links: text files in their place."""
     folder = tmp_path / "demo_sdtps"
@@ -167,6 +168,7 @@ def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_
     assert commit(tmp_path / "site-packages" / "demo_sdtps") == {"commit": None, "changed": None}
 
 
+@pytest.mark.slow
 def test_a_command_leaves_the_path_of_a_program_that_imports_it(tmp_path):
     (tmp_path / "helper.py").write_text("")
     (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport train_net\nimport helper\n")

@@ -24,7 +24,7 @@ def tried(tmp_path_factory):
     return cache(lambda way: way(tmp_path_factory.mktemp("plug_in"))["results"])
 
 
-@pytest.fixture(scope="module", params=[try_by_hand, try_patched])
+@pytest.fixture(scope="module", params=[pytest.param(try_by_hand, marks=pytest.mark.slow), try_patched])
 def results(request, tried):
     return tried(request.param)
 
@@ -58,6 +58,7 @@ def assert_near(outputs, others):
         assert relative_error(one, other) < 1e-6
 
 
+@pytest.mark.slow
 def test_both_ways_compute_the_same_to_the_last_bit(tried):
     """Features, logits and gradients; every setting and option; batches of 2, 3 and 4."""
     by_hand, patched = tried(try_by_hand), tried(try_patched)

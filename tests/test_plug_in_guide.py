@@ -15,6 +15,8 @@ from tiny import CONFIG, ROOT
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
+pytestmark = pytest.mark.slow  # a checkout of its own that is changed by hand
+
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):

@@ -287,6 +287,7 @@ def test_the_checkpoint_before_leads_to_the_same_end(copied, reference, tiny_roo
     assert_same(reference, copied)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny_root):
     """A write that really fails: no file may become larger than half a megabyte."""
     before = contents(copied)

@@ -87,6 +87,7 @@ def test_every_tool_reads_it(command, checkpoint, tmp_path):
         assert code == 0 and str(tmp_path / name) in stdout, stderr
 
 
+@pytest.mark.slow
 def test_a_report_reads_it_from_the_run_wherever_that_has_gone(command, checkpoint, tmp_path, tiny_root):
     """By --run; with a file, OUTPUT_DIR says it as well."""
     run = tmp_path / "moved"

@@ -164,7 +164,7 @@ def test_a_caption_nearly_always_tells_its_image(scenes):
 
 def test_captions_and_scenes_are_varied(scenes):
     starts = Counter(" ".join(caption.split()[:2]) for _, _, captions in scenes for caption in captions)
-    assert {"the image", "there is", "you can"} <= set(starts)
+    assert {"the picture", "there is", "you can"} <= set(starts)
     assert {len(scene.shapes) for scene, _, _ in scenes} == {2, 3, 4}
     for name, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS), ("kind", OUTLINES), ("place", PLACES)):
         assert {getattr(shape, name) for scene, _, _ in scenes for shape in scene.shapes} == set(words)
