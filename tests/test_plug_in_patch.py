@@ -234,3 +234,38 @@ def test_patch_needs_torch_and_yacs_alone(tmp_path):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, ROOT], cwd=tmp_path, capture_output=True, text=True,
                           check=False)
     assert done.stdout.split() == ["add_config", "patch"], done.stderr
+
+
+def test_a_backbone_that_keeps_the_class_token_is_rejected_in_one_sentence(build):
+    model = build().eval()
+    model.BACKBONE.register_forward_hook(
+        lambda module, inputs, output: (torch.cat([output[1][:, None], output[0]], dim=1), output[1]), prepend=True)
+    with pytest.raises(UserError, match="^The input has .* patches.*; docs/plug_in.md says how"):
+        features(model, images(2))
+
+
+@pytest.mark.parametrize("is_training, output, sentence", [
+    (True, torch.zeros(2, 3), "returned Tensor in training"),
+    (False, (torch.zeros(2, 3),), "returned tuple in evaluation"),
+    (False, torch.zeros(2, 3), r"returned \(2, 3\) in evaluation")], ids=["a tensor", "a tuple", "too narrow"])
+def test_a_forward_with_another_output_is_rejected_in_one_sentence(build, monkeypatch, is_training, output, sentence):
+    model = build().train(is_training)
+    forward = model._host.forward
+
+    def other(self, *arguments):
+        forward(self, *arguments)
+        return output
+
+    monkeypatch.setattr(model._host, "forward", other)
+    with pytest.raises(UserError, match=sentence):
+        model(images(2), cam_label=torch.zeros(2, dtype=torch.long))
+
+
+def test_a_copy_of_the_backbone_that_runs_inside_is_not_counted(build):
+    """A teacher, say, which has the backbone's hooks too."""
+    model = build().eval()
+    expected = features(model, images(2))
+    teacher = copy.deepcopy(model.BACKBONE)
+    labels = torch.zeros(2, dtype=torch.long)
+    model.rgb_reduce.register_forward_pre_hook(lambda *_: teacher(images(2)["RGB"], cam_label=labels) and None)
+    assert equal(features(model, images(2)), expected)

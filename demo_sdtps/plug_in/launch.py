@@ -48,8 +48,11 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
     """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would. Raises `UserError`."""
     if not script.is_file():
         raise UserError(f"There is no script {script}; give train_net.py or test_net.py of a DeMo checkout.")
-    if weight and not Path(weight).is_file():
+    if weight is not None and not Path(weight).is_file():
         raise UserError(f"--weight: there is no file {weight}.")
+    text = script.read_text(encoding="utf-8")
+    if weight is not None and "load_param" not in text:
+        raise UserError(f"--weight {weight} has no use: {script.name} loads no checkpoint by the model's load_param.")
     folder = script.resolve().parent
     if sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
         del sys.path[0]  # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
@@ -64,17 +67,16 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
         replace_ranking(checkout)
         made.append(FastFusion.replace)
     made.append(patch)
-    if weight:
+    if weight is not None:
         made.append(lambda model, cfg: _load_from(weight, model, loaded))
     _after_make_model(checkout, made)
     _evaluate_all_patterns(checkout)
 
-    text = script.read_text(encoding="utf-8")
     if "LOCAL_RANK" in os.environ and "--local_rank" in text and not any(w.startswith("--local_rank") for w in arguments):
         arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
-    if weight and not loaded:
+    if weight is not None and not loaded:
         raise UserError(f"--weight {weight} was not used: {script.name} loads no checkpoint by the model's load_param.")
 
 
@@ -92,6 +94,9 @@ class Checkout:
         except ModuleNotFoundError as error:
             if error.name and (name + ".").startswith(error.name + "."):
                 raise absent from None
+            own = self.folder / (error.name or "").partition(".")[0]
+            if own.is_dir() or own.with_suffix(".py").is_file():
+                raise UserError(f"{self.folder} is not a DeMo checkout: {name} needs {error.name}, which it has not.") from None
             raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
                             "requirements.txt lists.") from None
         places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))

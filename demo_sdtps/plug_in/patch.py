@@ -2,7 +2,7 @@
 
 The model's class becomes a subclass with a forward of its own, which runs DeMo's; hooks on DeMo's modules read what its forward
 passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one pass of one thread.
-Python 3.8 and torch 1.13, which DeMo pins, suffice.
+Written for Python 3.8 and torch 1.13, which DeMo pins.
 """
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ class SeenPass:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
         if self._selected is None:
             missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
-            self._selected = list(self.model.sdtps(*self.tokens, *self.global_feats, missing=missing)[:3])
+            global_feats = self.global_feats
+            try:
+                self._selected = list(self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3])
+            except ValueError as error:
+                raise UserError(f"{str(error).rstrip('.')}; {BY_HAND}.") from None
         return self._selected
 
     def __enter__(self) -> SeenPass:
@@ -65,8 +69,14 @@ class SeenPass:
         _thread.seen = self.outer
 
 
-def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
+def _seen_by(module: nn.Module, *names: str) -> SeenPass | None:
+    """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
     seen: SeenPass | None = getattr(_thread, "seen", None)
+    return seen if seen and any(module is getattr(seen.model, name) for name in names) else None
+
+
+def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
+    seen = _seen_by(backbone, "BACKBONE")
     if seen is None:
         return
     shapes = [tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
@@ -79,13 +89,13 @@ def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
 
 
 def _see_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    seen: SeenPass | None = getattr(_thread, "seen", None)
+    seen = _seen_by(reduce, *REDUCES)
     if seen is not None:
         seen.reduced.append(output)
 
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
-    seen: SeenPass | None = getattr(_thread, "seen", None)
+    seen = _seen_by(fusion, "generalFusion")
     if seen is None:
         return None
     if len(inputs) != 6:
@@ -117,6 +127,7 @@ class SDTPSForward(nn.Module):
     """The modalities whose globals do not guide the others in evaluation (TEST.MISS without SDTPS_GUIDE_MISSING)."""
     sdtps_loss_weight: float
     GLOBAL_LOCAL: bool
+    _host: type
 
     def forward(self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None):
         """As DeMo's; → in training the pair of SDTPS before DeMo's tuple, in evaluation a feature (B, D).
@@ -125,9 +136,16 @@ class SDTPSForward(nn.Module):
         """
         with SeenPass(self) as seen:
             output = super().forward(x, label, cam_label, view_label, 3, img_path)
-        if self.training:
-            return (*self._pair(seen), *output)
         width = sum(feature.shape[-1] for feature in seen.global_feats)
+        if self.training:
+            if not isinstance(output, (tuple, list)):
+                raise UserError(f"{type(self).__name__}.forward returned {type(output).__name__} in training, but a tuple of "
+                                f"logits and features was looked for; {BY_HAND}.")
+            return (*self._pair(seen), *output)
+        if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < width:
+            found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+            raise UserError(f"{type(self).__name__}.forward returned {found} in evaluation, but one feature (B, D) that begins "
+                            f"with the original one, of {width} numbers, was looked for; {BY_HAND}.")
         original, fused = output[:, :width], output[:, width:]
         if return_pattern not in (2, 3):
             return original.contiguous()
@@ -146,12 +164,12 @@ class SDTPSForward(nn.Module):
 
     def __reduce__(self):
         # The class is made at run time: by its name pickle would not find it.
-        return _empty, (type(self).__mro__[2],), self.__dict__
+        return _empty, (self._host,), self.__dict__
 
 
 @lru_cache
 def _patched_class(host: Any) -> type[SDTPSForward]:
-    return type(f"{host.__name__}SDTPS", (SDTPSForward, host), {"__module__": host.__module__})
+    return type(f"{host.__name__}SDTPS", (SDTPSForward, host), {"__module__": host.__module__, "_host": host})
 
 
 def _empty(host: type) -> SDTPSForward:
