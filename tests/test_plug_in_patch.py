@@ -240,7 +240,7 @@ def test_a_backbone_that_keeps_the_class_token_is_rejected_in_one_sentence(build
     model = build().eval()
     model.BACKBONE.register_forward_hook(
         lambda module, inputs, output: (torch.cat([output[1][:, None], output[0]], dim=1), output[1]), prepend=True)
-    with pytest.raises(UserError, match="^The input has .* patches.*; docs/plug_in.md says how"):
+    with pytest.raises(UserError, match=r"^The input has .* patches.*; docs/plug_in.md says how"):
         features(model, images(2))
 
 
