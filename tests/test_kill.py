@@ -8,7 +8,7 @@ from demo_sdtps.tools import kill_test
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "kills"), [("train_net", 3), ("train_seps", 1)])
+@pytest.mark.parametrize(("command", "kills"), [("train_net", 2), ("train_seps", 1)])
 def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, command, kills):
     """SEPS is trained by the same loop: one kill, at any moment, is enough to see that its command continues."""
     kill_test.main(["--kills", str(kills), "--epochs", "2", "--command", command, "--json", str(tmp_path / "x.json")])
