@@ -11,6 +11,9 @@ MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a tri
 CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""
 
+SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
+"""Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
+
 
 class UserError(Exception):
     """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and

@@ -18,15 +18,22 @@ from demo_sdtps.engine.run.record import commit
 COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")
 """Names of folders of a checkout that other packages and projects have too."""
+UNINSTALLED = ROOT / "tests" / "uninstalled"
 FOLDERS = (".", "tools", "benchmarks", "studies")
 SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).glob("*.py")
                  if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))
 
 
 def python(*words, cwd, **environment):
-    """A Python of its own that sees this checkout by its scripts alone, whatever is installed → the completed process."""
+    """Run a Python in which the project is not installed → the completed process."""
+    path = os.pathsep.join(filter(None, [str(UNINSTALLED), environment.pop("PYTHONPATH", "")]))
     return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
-                          env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment)
+                          env=os.environ | environment | {"PYTHONPATH": path})
+
+
+def test_the_project_is_not_installed_for_these_tests(tmp_path):
+    done = python("-c", "import demo_sdtps", cwd=tmp_path)
+    assert "ModuleNotFoundError: No module named 'demo_sdtps'" in done.stderr
 
 
 def test_no_command_finds_a_folder_of_the_checkout_under_a_common_name(tmp_path):
@@ -157,7 +164,8 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
 @pytest.mark.slow
 def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path):
     """As on macOS and Windows: such a process imports the script again, without what the script had on its path."""
-    (tmp_path / "sitecustomize.py").write_text("import multiprocessing\nmultiprocessing.set_start_method('spawn')\n")
+    hidden = (UNINSTALLED / "sitecustomize.py").read_text(encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(f"{hidden}\nimport multiprocessing\nmultiprocessing.set_start_method('spawn')\n")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "1")
     done = python(ROOT / "train_net.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr

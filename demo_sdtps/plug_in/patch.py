@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from demo_sdtps.config.common import MISSING_CASES, UserError
+from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS, UserError
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values
 
@@ -217,11 +217,9 @@ def _selector(model: Any, cfg: CfgNode) -> MultiModalSDTPS:
         raise UserError(f"BACKBONE has no Conv2d that makes the patches, which was looked for; {BY_HAND}.")
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
-    own = cfg.MODEL
     try:
-        return MultiModalSDTPS(model.feat_dim, rows * columns, own.SDTPS_SPARSE_RATIO, own.SDTPS_AGGR_RATIO,
-                               own.SDTPS_USE_GUMBEL, own.SDTPS_GUMBEL_TAU, own.SDTPS_BETA,
-                               gumbel_select=own.SDTPS_GUMBEL_SELECT)
+        return MultiModalSDTPS(model.feat_dim, rows * columns,
+                               **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})
     except ValueError as error:
         raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None
 

@@ -46,7 +46,7 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
         with suppress(UserError):  # the error that ended the run, perhaps a full disk, is reported already
             write_json(output / RECORD, record | ended | {"seconds": time.perf_counter() - started})
         raise
-    write_json(output / RECORD, record | {"status": "finished", "seconds": time.perf_counter() - started})
+    write_json(output / RECORD, record | {"status": FINISHED, "seconds": time.perf_counter() - started})
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:

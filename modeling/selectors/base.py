@@ -1,6 +1,7 @@
 """The contract of a token selector: its input (`Context`), its output (`Selection`), and its two parts (`Selector`)."""
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -44,7 +45,7 @@ class Selection:
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
-class Selector(nn.Module):
+class Selector(nn.Module, ABC):
     """Base class of token selectors: a score for every patch, and what is done with the best.
 
     A subclass defines `score`, and where it does more than keep the best patches, `select`. Its constructor takes the
@@ -71,9 +72,9 @@ class Selector(nn.Module):
         give one set of indices for all."""
         return {modality: self.score(tokens, context.of(modality)) for modality, tokens in context.tokens.items()}
 
+    @abstractmethod
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
-        raise NotImplementedError
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
         """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""

@@ -3,6 +3,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import (
     STATE_NAMES,
     MultiModalSDTPS,
@@ -24,9 +25,8 @@ class SDTPS(Selector):
         super().__init__(cfg, width, grid)
         model = cfg.MODEL
         try:
-            sdtps = MultiModalSDTPS(width, grid[0] * grid[1], model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO,
-                                    model.SDTPS_USE_GUMBEL, model.SDTPS_GUMBEL_TAU, model.SDTPS_BETA,
-                                    gumbel_select=model.SDTPS_GUMBEL_SELECT)
+            sdtps = MultiModalSDTPS(width, grid[0] * grid[1],
+                                    **{name: model[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})
         except ValueError as error:
             raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None
         for name, module in sdtps.named_children():
