@@ -5,6 +5,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
 from demo_sdtps.config.common import CLIP_BACKBONE, UserError
+from demo_sdtps.config.scores import reads_masks
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -21,6 +22,7 @@ def check_cfg(cfg: CfgNode) -> None:
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
+    _check_slimming(cfg)
     _check_batch(cfg)
     if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
         raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
@@ -31,6 +33,23 @@ def check_cfg(cfg: CfgNode) -> None:
                         "own; set it to 0.")
     backbone_class(name)
     check_device(cfg)
+
+
+def _check_slimming(cfg: CfgNode) -> None:
+    """Raise `UserError` for slimming settings that do not fit each other; those that do not fit the backbone it refuses."""
+    model = cfg.MODEL
+    blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
+    if len(blocks) != len(keep):
+        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
+                        "block; give both as many.")
+    if blocks != sorted(set(blocks)):
+        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the blocks must rise, each once; write {sorted(set(blocks))}.")
+    if model.PIFE_WEIGHTED and not (blocks and model.GLOBAL_LOCAL):
+        raise UserError("MODEL.PIFE_WEIGHTED is True, but it weighs the mean of PIFE (MODEL.GLOBAL_LOCAL) by the score of "
+                        "MODEL.SLIM_BLOCKS, and one of them is off; set both, or PIFE_WEIGHTED to False.")
+    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
+        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which learns from one mask for the three modalities, but "
+                        "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
 
 
 def _check_batch(cfg: CfgNode) -> None:

@@ -1,0 +1,46 @@
+"""Which scores MODEL.SLIM_SCORE and MODEL.SDTPS_SCORE can name, where the class of each is, and which of them read masks."""
+from typing import NamedTuple
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config.common import UserError, nearest
+
+
+class ScoreEntry(NamedTuple):
+    place: str  # file and class in modeling/selectors
+    masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
+
+
+SCORES = {
+    "distinctness": ScoreEntry("cues.Distinctness"),
+    "attention": ScoreEntry("cues.Attention"),
+    "sdtps": ScoreEntry("sdtps.SDTPSScore"),
+    "position": ScoreEntry("position.Position"),
+    "distinct_position": ScoreEntry("position.DistinctPosition"),
+    "random": ScoreEntry("controls.Random"),
+    "tome": ScoreEntry("tome.ToMe"),
+    "editor": ScoreEntry("editor.Editor"),
+    "learned": ScoreEntry("learned.Learned"),
+    "supervised": ScoreEntry("supervised.Supervised", masks="training"),
+    "mean_mask": ScoreEntry("controls.MeanMask", masks="training"),
+    "mask": ScoreEntry("controls.Mask", masks="always"),
+}
+"""Scores by name. The last two are controls of the studies."""
+
+MASK = "MASK"
+"""Name of the foreground mask among the images of a triplet, and of its folder."""
+
+
+def score_entry(name: str, key: str) -> ScoreEntry:
+    """The entry of the score that `key` names. Raises `UserError` for an unknown name."""
+    if name not in SCORES:
+        raise UserError(f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}{nearest(name, SCORES)}.")
+    return SCORES[name]
+
+
+def reads_masks(cfg: CfgNode, training: bool) -> bool:
+    """Whether the images of a triplet include its foreground mask, in training or in evaluation."""
+    if not cfg.MODEL.SLIM_BLOCKS:
+        return False
+    when = score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks
+    return when == "always" or (training and when == "training")
