@@ -128,9 +128,10 @@ KEYS = (
         "never in evaluation"),
     Key("MODEL.SDTPS_GUIDE_MISSING", True, "use the global feature of a missing modality (TEST.MISS) as a guide of the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key("MODEL.SDTPS_PROJECTION", False, "map the tokens of SDTPS by LayerNorm, a linear layer and quick GELU before their mean"),
-    Key("MODEL.SDTPS_SCORE", "published", "score by which SDTPS keeps patches: published, or one of config/scores.py that needs "
-        "no masks"),
+    Key("MODEL.SDTPS_PROJECTION", False, "map the tokens of SDTPS by LayerNorm, a linear layer and quick GELU before "
+        "their mean"),
+    Key("MODEL.SDTPS_SCORE", "published", "score by which SDTPS keeps patches: published, or one of config/scores.py "
+        "that needs no masks"),
     Key("MODEL.SDTPS_FEEDS_HDM", True, "let HDM attend to the tokens of the selector; False: to all patches"),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
@@ -151,8 +152,8 @@ KEYS = (
     Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
     Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
     Key("INPUT.PADDING", 10, "pixels of padding before the random crop", *NOT_NEGATIVE),
-    Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for the three modalities of a triplet, so that a patch is the "
-        "same place in each"),
+    Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for the three modalities of a triplet, so that a "
+        "patch is the same place in each"),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that images in [0, 1] are normalised with", three_numbers,
         "three numbers"),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with",
