@@ -1,7 +1,9 @@
 """What every backbone shares: camera embedding, precision, attention kernel, compilation, chunks (docs/method.md)."""
 import copy
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from timm.models.eva import Eva
@@ -19,13 +21,26 @@ CHUNK = 32
 with the batch."""
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E extra tokens of slimming."""
+
+    values: torch.Tensor  # (B, P + n + E, C)
+    places: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    sizes: torch.Tensor | None = None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
+    extra: int = 0  # E
+
+    def with_values(self, values: torch.Tensor) -> "Tokens":
+        return Tokens(values, self.places, self.sizes, self.extra)
+
+
 class Backbone(nn.Module, ABC):
     """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
 
     `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
 
     A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
-    it (`build`, `run`). Its constructor raises `UserError` where the configuration does not fit.
+    its parts (`build`, `embed`, `run_blocks`, `finish`). Its constructor raises `UserError` where the configuration does not fit.
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
@@ -52,8 +67,16 @@ class Backbone(nn.Module, ABC):
         """The timm model, randomly initialised."""
 
     @abstractmethod
-    def run(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
-        """images (B, 3, H, W), cameras (B,) → class token, registers and patch tokens (B, P + N, C)."""
+    def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → the first block's input (B, P + N, C)."""
+
+    @abstractmethod
+    def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
+        """The blocks from `start` to `stop`, without `stop`."""
+
+    @abstractmethod
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        """The last block's output (B, L, C) → final norm and projection (B, L, width)."""
 
     def learning_rate(self, base_lr: float) -> float:
         """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""
@@ -61,18 +84,35 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
-        device = images.device.type
-        with torch.autocast(device, dtype=self.precision) if self.precision else nullcontext():
-            self._choose_attention(images.device)
-            if torch.is_grad_enabled():
-                tokens = self.run(images, cameras)
-            else:
-                chunk = CHUNK if device == "cpu" else len(images)
-                parts = zip(images.split(chunk), cameras.split(chunk), strict=True)
-                tokens = torch.cat([self.run(*part) for part in parts])
+        tokens = self._in_chunks(lambda *part: self.finish(self._start(*part, len(self.vit.blocks)).values), images, cameras)
         if self.precision:
             tokens = tokens.to(images.dtype)
         return tokens[:, self.vit.num_prefix_tokens:], tokens[:, 0]
+
+    def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
+        return self._in_chunks(lambda *part: self._start(*part, stop).values, images, cameras)
+
+    def _start(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> Tokens:
+        return self.run_blocks(Tokens(self.embed(images, cameras)), 0, stop)
+
+    def _in_chunks(self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+        with self.ready(images.device):
+            return torch.cat([work(*part) for part in zip(*self.chunks(images, cameras), strict=True)])
+
+    @contextmanager
+    def ready(self, device: torch.device) -> Iterator[None]:
+        """Run blocks in the precision and with the attention kernel of this backbone."""
+        with torch.autocast(device.type, dtype=self.precision) if self.precision else nullcontext():
+            self._choose_attention(device)
+            yield
+
+    @staticmethod
+    def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
+        """Tensors (B, …) of `images_each` images a row, in parts that pass through the backbone at once."""
+        is_split = tensors[0].device.type == "cpu" and not torch.is_grad_enabled()
+        size = max(1, CHUNK // images_each) if is_split else max(1, len(tensors[0]))
+        return [tensor.split(size) for tensor in tensors]
 
     def compile_blocks(self) -> None:
         """Compile the transformer's blocks at their first run; they share the compiled code."""

@@ -1,4 +1,5 @@
 """timm's Eva: EVA-02, DINOv3 and other Vision Transformers with rotary position embedding (RoPE; docs/method.md)."""
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -6,6 +7,7 @@ from timm.models.eva import Eva
 from torch import nn
 from yacs.config import CfgNode
 
+from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.backbones.vit import ViT, check_grid, create, regularisation, set_grid
 
 
@@ -31,9 +33,22 @@ class EvaViT(ViT):
             rope.update_feat_shape(list(embed.grid_size))
         return vit
 
-    def _run_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        others, rope = super()._block_arguments(tokens), self.rotation(tokens)
+        if rope is None:
+            return others
+        return lambda index: {**others(index), "rope": rope[index] if self.vit.rope_mixed else rope}
+
+    def rotation(self, tokens: Tokens) -> torch.Tensor | None:
+        """timm's rotary embedding of the patches and extra tokens, for all blocks or each; extra tokens are not rotated."""
+        if self.vit.rope is None:
+            return None
         rope: Any = self.vit.rope
-        embedding: Any = None if rope is None else rope.get_embed()
-        for index, block in enumerate(self.vit.blocks):
-            tokens = block(tokens, rope=embedding[index] if self.vit.rope_mixed else embedding)
-        return tokens
+        grid = rope.get_embed()  # (…, N, D), sines and cosines
+        if tokens.places is None:
+            return grid
+        chosen = grid[..., tokens.places, :].movedim(-3, -4 if self.vit.rope_mixed else -3)  # (…, B, n, D) or (…, B, heads, n, D)
+        chosen = chosen if self.vit.rope_mixed else chosen.unsqueeze(-3)
+        identity = chosen.new_zeros(*chosen.shape[:-2], tokens.extra, chosen.shape[-1])
+        identity[..., identity.shape[-1] // 2:] = 1
+        return torch.cat([chosen, identity], dim=-2)

@@ -1,5 +1,7 @@
 """timm's VisionTransformer with a class token: ImageNet's ViT, DeiT, DINOv2, with registers or without (docs/method.md)."""
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import timm
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Backbone, Transformer
+from demo_sdtps.modeling.backbones.base import Backbone, Tokens, Transformer
 
 
 class StridedPatchEmbed(PatchEmbed):
@@ -41,7 +43,7 @@ class ViT(Backbone):
         check_grid(cfg, vit)
         return vit
 
-    def run(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+    def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         vit = self.vit
         patches = vit.patch_embed(images)
         prefix = torch.cat([token.expand(len(images), -1, -1) for token in prefix_tokens(vit)], dim=1)
@@ -53,11 +55,25 @@ class ViT(Backbone):
         tokens = torch.cat([prefix, patches], dim=1)
         if vit.pos_embed is not None and not vit.no_embed_class:
             tokens = tokens + vit.pos_embed
-        # The head is CLIP's projection, applied to every token, and the identity of other backbones.
-        return vit.head(vit.norm(self._run_blocks(vit.norm_pre(vit.pos_drop(tokens)))))
+        return vit.norm_pre(vit.pos_drop(tokens))
 
-    def _run_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.vit.blocks(tokens)
+    def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
+        values, arguments = tokens.values, self._block_arguments(tokens)
+        for index in range(start, stop):
+            values = self.vit.blocks[index](values, **arguments(index))
+        return tokens.with_values(values)
+
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        # The head is CLIP's projection, applied to every token, and the identity of other backbones.
+        return self.vit.head(self.vit.norm(values))
+
+    def _block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        """Keyword arguments of each block's forward, beside the values."""
+        if tokens.sizes is None:
+            return lambda index: {}
+        # Proportional attention (ToMe): a key that stands for s patches weighs s times as much.
+        bias = tokens.sizes.log().to(tokens.values.dtype)[:, None, None, :]
+        return lambda index: {"attn_mask": bias}
 
 
 def regularisation(cfg: CfgNode) -> dict[str, object]:
