@@ -1,6 +1,7 @@
-"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py).
+"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py), and the scores of patches.
 
-A new selector is one file with a subclass of `base.Selector`, and one line in SELECTORS.
+A new selector is one file with a subclass of `base.Selector`, and one line in SELECTORS; a new score is one file with a
+subclass of `base.Score`, and one line in config/scores.py.
 """
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import nearest
+from demo_sdtps.config.scores import SCORES
 
 if TYPE_CHECKING:
-    from demo_sdtps.modeling.selectors.base import Selector
+    from demo_sdtps.modeling.selectors.base import Score, Selector
 
 SELECTORS = {
     "sdtps": "demo_sdtps.modeling.selectors.sdtps:SDTPS",
@@ -47,3 +49,11 @@ def make_selector(cfg: CfgNode, width: int, grid: tuple[int, int]) -> Selector |
     if name in OTHER_PARTS:
         raise ValueError(f"The selector {name!r} has the name of another part of the model; register it under another name.")
     return resolve_name(SELECTORS[name])(cfg, width, grid) if name else None
+
+
+def make_score(name: str, cfg: CfgNode, width: int, grid: tuple[int, int]) -> Score:
+    """The score `name` of config/scores.py for tokens of `width` channels on a grid of (rows, columns) patches.
+
+    Raises `UserError` for settings that the score rejects.
+    """
+    return resolve_name(f"{__name__}.{SCORES[name].place.replace('.', ':')}")(cfg, width, grid)

@@ -1,4 +1,5 @@
-"""The contract of a token selector: its input (`Context`), its output (`Selection`), and its two parts (`Selector`)."""
+"""The contracts of a score of patches (`Score`) and of a token selector (`Selector`), a score and what is done with the best;
+their input (`Context`) and a selector's output (`Selection`)."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -8,17 +9,17 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.sdtps import kept_tokens, select, take
+from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, take
 
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 
 @dataclass(frozen=True)
 class Context:
-    """Encoded triplets: B triplets, N patches per image, C channels. A selector's input.
+    """Encoded triplets: B triplets, N patches per image, C channels. The input of a score and of a selector.
 
-    The model fills the fields from `tokens` to `missing`; a selector that needs another says so in its docstring. Inside the
-    backbone there are no global features yet.
+    The model fills the fields from `tokens` to `missing`; a score that needs another says so in its docstring. Inside the
+    backbone there are no global features yet. Slimming fills `places`, `images`, and what the score asks for.
     """
 
     tokens: ByModality  # patch tokens (B, N, C), row by row of the grid
@@ -28,6 +29,9 @@ class Context:
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
     mask: ByModality = field(default_factory=dict)  # (B, N) bool, False for a patch that must not be kept; empty: all may
+    places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
+    foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
+    images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     modality: str = ""  # whose patches are scored or selected; '' for all
 
     def of(self, modality: str) -> Context:
@@ -45,17 +49,46 @@ class Selection:
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
-class Selector(nn.Module, ABC):
+class Score(nn.Module, ABC):
+    """Base class of scores of patches, by which a selector or slimming (modeling/slimming.py) keeps the best.
+
+    A subclass defines `score`. Its constructor takes the configuration, the tokens' width C and the grid of patches, and raises
+    `UserError` for settings that do not fit.
+    """
+
+    needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__()
+
+    def scores(self, context: Context) -> ByModality:
+        """`score` of every modality. A score of all together overrides this one; equal scores for all modalities give one set
+        of indices for all."""
+        return {modality: self.score(tokens, context.of(modality)) for modality, tokens in context.tokens.items()}
+
+    @abstractmethod
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
+
+    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
+        """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""
+        return {}
+
+    def weight(self, score: torch.Tensor) -> torch.Tensor:
+        """Score (B, N) → weights (B, N), 0 or greater, of a weighted mean of the patches; all 0 where the score is constant."""
+        return min_max(score)
+
+
+class Selector(Score):
     """Base class of token selectors: a score for every patch, and what is done with the best.
 
-    A subclass defines `score`, and where it does more than keep the best patches, `select`. Its constructor takes the
-    configuration, the tokens' width C and the grid of patches, and raises `UserError` for settings that do not fit.
+    A subclass defines `score`, and where it does more than keep the best patches, `select`.
     """
 
     loss_weight = 1.0  # weight of the losses of the selector's feature
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__()
+        super().__init__(cfg, width, grid)
         self.keep = kept_tokens(grid[0] * grid[1], cfg.MODEL.SDTPS_SPARSE_RATIO)
 
     def forward(self, context: Context) -> dict[str, Selection]:
@@ -66,19 +99,6 @@ class Selector(nn.Module, ABC):
                 score = score.masked_fill(~context.mask[modality], -torch.inf)
             found[modality] = self.select(context.tokens[modality], score, context.of(modality))
         return found
-
-    def scores(self, context: Context) -> ByModality:
-        """`score` of every modality. A selector that scores all together overrides this one; equal scores for all modalities
-        give one set of indices for all."""
-        return {modality: self.score(tokens, context.of(modality)) for modality, tokens in context.tokens.items()}
-
-    @abstractmethod
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
-
-    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""
-        return {}
 
     def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
         """tokens (B, N, C) and score (B, N) of `context.modality` → the `keep` best patches as they are."""
