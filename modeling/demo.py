@@ -9,11 +9,13 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.selectors import make_selector, selector_name
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection, Selector
+from demo_sdtps.modeling.slimming import make_slimming, patch_shares
 
 
 class PIFE(nn.Module):
@@ -25,17 +27,25 @@ class PIFE(nn.Module):
             modality: nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU())
             for modality in MODALITIES})
 
-    def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
-        """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
-        return {modality: self.reduce[modality](torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1))
-                for modality, tokens in patches.items()}
+    def forward(self, patches: ByModality, class_tokens: ByModality, weights: ByModality | None = None) -> ByModality:
+        """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality; `weights` (B, N) weigh the mean."""
+        means = {modality: weighted_mean(tokens, weights[modality]) if weights else tokens.mean(dim=1)
+                 for modality, tokens in patches.items()}
+        return {modality: self.reduce[modality](torch.cat([class_tokens[modality], mean], dim=-1))
+                for modality, mean in means.items()}
+
+
+def weighted_mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """tokens (B, N, C), weights (B, N), 0 or greater → (B, C); the plain mean where all weights are 0."""
+    weights = weights + 1e-6
+    return torch.einsum("bn,bnc->bc", (weights / weights.sum(dim=1, keepdim=True)).to(tokens.dtype), tokens)
 
 
 class DeMo(nn.Module):
     """Multi-modal re-identification from triplets of images.
 
-    In training a forward returns the flat tuple (logits, feature, logits, feature, …), enhanced features first, and, with
-    HDM, last its auxiliary loss, the number 0; in evaluation the feature of one return pattern. `pair_weights` are the weights
+    In training a forward returns the flat tuple (logits, feature, logits, feature, …), enhanced features first, and last, with
+    HDM or a score of slimming that has a loss, the auxiliary loss: (1,), or HDM's alone, the number 0; in evaluation the feature of one return pattern. `pair_weights` are the weights
     of the pairs' losses, `widths` the widths of their features by head, `columns` the columns of each return pattern in
     pattern 3.
 
@@ -47,6 +57,8 @@ class DeMo(nn.Module):
         self.num_class, self.camera_num = num_class, camera_num
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
+        self.slimming = make_slimming(cfg, self.backbone)
+        self.pife_weighted = cfg.MODEL.PIFE_WEIGHTED
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.selector_name = selector_name(cfg)
         selector = make_selector(cfg, width, self.backbone.grid_size)
@@ -75,12 +87,18 @@ class DeMo(nn.Module):
 
     def forward(self, images: ByModality, cam_label: torch.Tensor,
                 return_pattern: int = 3) -> tuple[torch.Tensor | int, ...] | torch.Tensor:
-        """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation."""
+        """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation.
+
+        Scores of slimming that read foreground masks find them among the images: {MASK: (B, 1, H, W) in [0, 1]}.
+        """
         if not self.training:
             # A copy: a view would keep the memory of pattern 3.
             return self.patterns(images, cam_label)[return_pattern].contiguous()
-        features = self.features(self.encode(images, cam_label))
+        context = self.encode(images, cam_label)
+        features = self.features(context)
         pairs = tuple(part for name, feature in features.items() for part in (self.heads[name](feature), feature))
+        if context.loss is not None:
+            return (*pairs, context.loss)
         return (*pairs, 0) if self.hdm else pairs
 
     def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -110,12 +128,15 @@ class DeMo(nn.Module):
         """The selector's choice by modality."""
         return getattr(self, self.selector_name)(context)
 
-    def encode(self, images: ByModality, cam_label: torch.Tensor) -> Context:
-        """Backbone and PIFE: images of some or all modalities → their tokens and global features."""
-        images = {modality: images[modality] for modality in MODALITIES if modality in images}
-        # One batch of 3B: the backbone does not know modalities.
-        tokens = self.backbone(torch.cat(list(images.values())), cam_label.repeat(len(images)))
-        patches, class_tokens = (dict(zip(images, part.chunk(len(images)), strict=True)) for part in tokens)
+    def encode(self, images: ByModality, cam_label: torch.Tensor, missing: frozenset[str] = frozenset()) -> Context:
+        """Backbone and PIFE: images of some or all modalities → their tokens and global features.
+
+        The images of `missing` modalities are zeros.
+        """
+        if self.slimming:
+            return self._slim(self._stem(images, cam_label), images, missing)
+        tokens = self.backbone(*self._batch(images, cam_label))
+        patches, class_tokens = (dict(zip(_present(images), part.chunk(len(_present(images))), strict=True)) for part in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
         return Context(patches, class_tokens, self.backbone.grid_size, global_feats)
 
@@ -123,21 +144,53 @@ class DeMo(nn.Module):
         """`encode` in several cases of missing modalities, whose images count as zeros.
 
         Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
-        before the selector and HDM mixes modalities.
+        before the selector and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
         """
-        present = {modality: image for modality, image in images.items() if any(modality not in case for case in cases)}
+        present = {name: image for name, image in images.items() if any(name not in case for case in cases)}
         absent = frozenset[str]().union(*cases)
-        seen = self.encode(present, cam_label)
-        blank = self._encode_blank({m: image for m, image in images.items() if m in absent}, cam_label) if absent else seen
-        return [_mixed(seen, blank, case) for case in cases]
+        blank_images = {name: image for name, image in images.items() if name in absent}
+        if self.slimming:
+            seen = self._stem(present, cam_label)
+            blank = self._blank_stem(blank_images, cam_label) if absent else seen
+            return [self._slim({name: (blank if name in case else seen)[name] for name in _present(images)}, images, case)
+                    for case in cases]
+        full = self.encode(present, cam_label)
+        empty = self._encode_blank(blank_images, cam_label) if absent else full
+        return [_mixed(full, empty, case) for case in cases]
+
+    def _batch(self, images: ByModality, cam_label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One batch of all modalities, which the backbone does not know: images (M·B, 3, H, W), cameras (M·B,)."""
+        shown = _present(images)
+        return torch.cat(list(shown.values())), cam_label.repeat(len(shown))
+
+    def _stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
+        """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
+        assert self.slimming
+        shown = _present(images)
+        tokens = self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0])
+        return dict(zip(shown, tokens.chunk(len(shown)), strict=True))
+
+    def _slim(self, stem: ByModality, images: ByModality, missing: frozenset[str]) -> Context:
+        """The other blocks, and PIFE."""
+        assert self.slimming
+        foreground = patch_shares(images[MASK], self.backbone) if MASK in images else None
+        slimmed = self.slimming(self.backbone, stem, missing, _present(images), foreground)
+        weights = slimmed.weights if self.pife_weighted else None
+        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens, weights) if self.pife else slimmed.class_tokens
+        return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
+                       places=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
-        cameras, camera_of = cam_label.unique(return_inverse=True)
-        blank = self.encode({modality: torch.zeros_like(image[:1]).expand(len(cameras), -1, -1, -1)
-                             for modality, image in images.items()}, cameras)
+        blank = self.encode(*_one_per_camera(images, cam_label))
+        camera_of = cam_label.unique(return_inverse=True)[1]
         tokens, class_tokens, global_feats = ({modality: part[camera_of] for modality, part in parts.items()}
                                               for parts in (blank.tokens, blank.class_tokens, blank.global_feats))
         return replace(blank, tokens=tokens, class_tokens=class_tokens, global_feats=global_feats)
+
+    def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
+        stem = self._stem(*_one_per_camera(images, cam_label))
+        camera_of = cam_label.unique(return_inverse=True)[1]
+        return {modality: part[camera_of] for modality, part in stem.items()}
 
     def _patterns(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
         features = self.features(context)
@@ -149,6 +202,17 @@ class DeMo(nn.Module):
     def split_patterns(self, both: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return patterns as views of pattern 3, (B, D)."""
         return {pattern: both[:, columns] for pattern, columns in self.columns.items()}
+
+
+def _present(images: ByModality) -> ByModality:
+    """The images of modalities, in their order, without a mask."""
+    return {modality: images[modality] for modality in MODALITIES if modality in images}
+
+
+def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor]:
+    """Zero images in the place of `images`, one for each camera of `cam_label` (B,), and these cameras."""
+    cameras = cam_label.unique()
+    return {modality: torch.zeros_like(image[:1]).expand(len(cameras), -1, -1, -1) for modality, image in images.items()}, cameras
 
 
 def _mixed(seen: Context, blank: Context, missing: frozenset[str]) -> Context:

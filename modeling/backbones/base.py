@@ -98,7 +98,8 @@ class Backbone(nn.Module, ABC):
 
     def _in_chunks(self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         with self.ready(images.device):
-            return torch.cat([work(*part) for part in zip(*self.chunks(images, cameras), strict=True)])
+            parts = [work(*part) for part in zip(*self.chunks(images, cameras), strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @contextmanager
     def ready(self, device: torch.device) -> Iterator[None]:

@@ -33,8 +33,8 @@ class EvaViT(ViT):
             rope.update_feat_shape(list(embed.grid_size))
         return vit
 
-    def _block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
-        others, rope = super()._block_arguments(tokens), self.rotation(tokens)
+    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        others, rope = super().block_arguments(tokens), self.rotation(tokens)
         if rope is None:
             return others
         return lambda index: {**others(index), "rope": rope[index] if self.vit.rope_mixed else rope}
@@ -47,8 +47,8 @@ class EvaViT(ViT):
         grid = rope.get_embed()  # (…, N, D), sines and cosines
         if tokens.places is None:
             return grid
-        chosen = grid[..., tokens.places, :].movedim(-3, -4 if self.vit.rope_mixed else -3)  # (…, B, n, D) or (…, B, heads, n, D)
-        chosen = chosen if self.vit.rope_mixed else chosen.unsqueeze(-3)
+        chosen = grid[..., tokens.places, :]  # (B, n, D), or (blocks, heads, B, n, D) where each block has its own
+        chosen = chosen.movedim(-3, -4) if self.vit.rope_mixed else chosen.unsqueeze(-3)  # (…, B, heads or 1, n, D)
         identity = chosen.new_zeros(*chosen.shape[:-2], tokens.extra, chosen.shape[-1])
         identity[..., identity.shape[-1] // 2:] = 1
         return torch.cat([chosen, identity], dim=-2)

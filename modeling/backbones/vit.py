@@ -58,7 +58,7 @@ class ViT(Backbone):
         return vit.norm_pre(vit.pos_drop(tokens))
 
     def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
-        values, arguments = tokens.values, self._block_arguments(tokens)
+        values, arguments = tokens.values, self.block_arguments(tokens)
         for index in range(start, stop):
             values = self.vit.blocks[index](values, **arguments(index))
         return tokens.with_values(values)
@@ -67,7 +67,7 @@ class ViT(Backbone):
         # The head is CLIP's projection, applied to every token, and the identity of other backbones.
         return self.vit.head(self.vit.norm(values))
 
-    def _block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
         """Keyword arguments of each block's forward, beside the values."""
         if tokens.sizes is None:
             return lambda index: {}

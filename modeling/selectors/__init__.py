@@ -26,7 +26,7 @@ SELECTORS = {
 """MODEL.SELECTOR → module:class. The name is also that of the selector's weights and of its head in checkpoints."""
 
 
-OTHER_PARTS = ("backbone", "pife", "hdm", "atmoe", "heads", "moe", "original", *MODALITIES)
+OTHER_PARTS = ("backbone", "slimming", "pife", "hdm", "atmoe", "heads", "moe", "original", *MODALITIES)
 """Names of the model's other parts and features."""
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, take
+
+if TYPE_CHECKING:
+    from demo_sdtps.modeling.slimming import Stage
 
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
@@ -32,6 +36,8 @@ class Context:
     places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
+    stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none
+    loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
     modality: str = ""  # whose patches are scored or selected; '' for all
 
     def of(self, modality: str) -> Context:
@@ -57,6 +63,7 @@ class Score(nn.Module, ABC):
     """
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
+    gumbel_tau: float | None = None  # temperature of slimming's straight-through gradient to the score; None: no such gradient
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__()
@@ -73,6 +80,10 @@ class Score(nn.Module, ABC):
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
         """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""
         return {}
+
+    def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
+        """A loss of the scores (B, N) in training, a scalar with its weight; None for none."""
+        return None
 
     def weight(self, score: torch.Tensor) -> torch.Tensor:
         """Score (B, N) → weights (B, N), 0 or greater, of a weighted mean of the patches; all 0 where the score is constant."""
