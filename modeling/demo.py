@@ -45,9 +45,9 @@ class DeMo(nn.Module):
     """Multi-modal re-identification from triplets of images.
 
     In training a forward returns the flat tuple (logits, feature, logits, feature, …), enhanced features first, and last, with
-    HDM or a score of slimming that has a loss, the auxiliary loss: (1,), or HDM's alone, the number 0; in evaluation the feature of one return pattern. `pair_weights` are the weights
-    of the pairs' losses, `widths` the widths of their features by head, `columns` the columns of each return pattern in
-    pattern 3.
+    HDM or a score of slimming that has a loss, the auxiliary loss: (1,), or HDM's alone, the number 0; in evaluation the
+    feature of one return pattern. `pair_weights` are the weights of the pairs' losses, `widths` the widths of their features
+    by head, `columns` the columns of each return pattern in pattern 3.
 
     The selector is the submodule of its name, so `sdtps` in DeMo's checkpoints.
     """
@@ -212,7 +212,8 @@ def _present(images: ByModality) -> ByModality:
 def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor]:
     """Zero images in the place of `images`, one for each camera of `cam_label` (B,), and these cameras."""
     cameras = cam_label.unique()
-    return {modality: torch.zeros_like(image[:1]).expand(len(cameras), -1, -1, -1) for modality, image in images.items()}, cameras
+    blank = {modality: torch.zeros_like(image[:1]).expand(len(cameras), -1, -1, -1) for modality, image in images.items()}
+    return blank, cameras
 
 
 def _mixed(seen: Context, blank: Context, missing: frozenset[str]) -> Context:

@@ -100,10 +100,9 @@ def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tens
     """
     parts = {}
     total = torch.zeros((), device=labels.device)
-    if len(outputs) % 2:
-        if isinstance(outputs[-1], torch.Tensor):  # (processes,); HDM's is the number 0
-            total = outputs[-1].mean()
-            parts["auxiliary"] = total.detach()
+    if len(outputs) % 2 and isinstance(outputs[-1], torch.Tensor):  # (processes,); HDM's is the number 0
+        total = outputs[-1].mean()
+        parts["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(head_weights)
     heads = zip(head_weights.items(), outputs[:-1:2], outputs[1::2], centers, strict=True)
     for (name, weight), logits, features, center_loss in heads:

@@ -1,7 +1,7 @@
-"""Slimming: patches are dropped between the blocks of the backbone, by a score, and merged into an extra token (docs/method.md).
+"""Slimming drops patches between the blocks of the backbone, by a score, and merges them into an extra token (docs/method.md).
 
-Several modalities stand on the batch axis, one after the other, so that a stage is one gather, whatever it keeps. A stage makes
-no choice of shapes by values: token counts depend on the configuration alone.
+Several modalities stand on the batch axis, one after the other, so that a stage is one gather, whatever it keeps. The numbers
+of tokens depend on the configuration alone.
 """
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Slimming(nn.Module):
         model, depth = cfg.MODEL, len(backbone.vit.blocks)
         self.blocks = tuple(model.SLIM_BLOCKS)
         if not all(0 <= block < depth for block in self.blocks):
-            raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so that "
+            raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so "
                             f"patches can be dropped after blocks 0 (the input) to {depth - 1}; choose among these.")
         self.counts = remaining_patches(backbone.num_patches, model.SLIM_KEEP)
         self.depth, self.grid, self.shared, self.merge = depth, backbone.grid_size, model.SLIM_SHARED, model.SLIM_MERGE
@@ -166,7 +166,7 @@ def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:
     counts = []
     for share in shares:
         if patches * share < 1:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, of which {share} of {patches} patches is less than one; raise it.")
+            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
         patches = math.ceil(round(patches * share, 6))
         counts.append(patches)
     return tuple(counts)

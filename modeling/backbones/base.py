@@ -40,7 +40,8 @@ class Backbone(nn.Module, ABC):
     `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
 
     A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
-    its parts (`build`, `embed`, `run_blocks`, `finish`). Its constructor raises `UserError` where the configuration does not fit.
+    its parts (`build`, `embed`, `run_blocks`, `finish`). Its constructor raises `UserError` where the configuration does not
+    fit.
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera

@@ -11,8 +11,8 @@ from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
 class Supervised(Score):
     """LayerNorm → Linear(SLIM_HIDDEN) → GELU → Linear(1) by modality; its logit is the score.
 
-    The loss is the binary cross-entropy against the patch's share of the foreground (`Context.foreground`); its gradient reaches
-    the backbone.
+    The loss is the binary cross-entropy against the patch's share of the foreground (`Context.foreground`); its gradient
+    reaches the backbone.
     """
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
