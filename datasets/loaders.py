@@ -12,10 +12,19 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
+from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
-from demo_sdtps.datasets.transforms import TrainTransform, Transform, test_transform
+from demo_sdtps.datasets.transforms import (
+    JointTrainTransform,
+    MaskedTestTransform,
+    TrainTransform,
+    Transform,
+    TripletTransform,
+    test_transform,
+)
 
 CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 
@@ -30,7 +39,7 @@ class ImageDataset(Dataset):
     A key is an index, or (index, seed) where the transform draws from a generator with that seed.
     """
 
-    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,
+    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform | TripletTransform, cache: bool,
                  decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None):
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
@@ -51,15 +60,29 @@ class ImageDataset(Dataset):
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         draw = () if seed is None else (random.Random(seed),)
+        if isinstance(self.transform, TripletTransform):
+            return self.transform(images, *draw), *self.targets[index]
         return [self.transform(image, *draw) for image in images], *self.targets[index]
 
 
 class TripletDataset(ImageDataset):
-    """Samples as (images of RGB, NI and TI, label, camera)."""
+    """Samples as (images of RGB, NI and TI, and the mask where `masks` gives the files of the masks, label, camera)."""
 
-    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform, cache: bool):
+    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform | TripletTransform, cache: bool,
+                 masks: Sequence[str] = ()):
         targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-        super().__init__([sample.paths for sample in samples], targets, transform, cache)
+        super().__init__(triplet_files(samples, masks), targets, transform, cache, triplet_decoder(masks))
+
+
+def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths]:
+    """Files of each triplet, the mask's last."""
+    if not masks:
+        return [sample.paths for sample in samples]
+    return [(*sample.paths, mask) for sample, mask in zip(samples, masks, strict=True)]
+
+
+def triplet_decoder(masks: Sequence[str]) -> Callable[[Paths], Images]:
+    return decode_masked_triplet if masks else decode_triplet
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -69,8 +92,20 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     if len(by_identity) < 2:
         raise UserError("The training split has a single identity, but training needs at least two; add images of others.")
     sampler = _batch_sampler(cfg, labels, len(by_identity))
-    dataset = TripletDataset(samples, labels, TrainTransform(cfg), use_cache(cfg, [sample.paths for sample in samples]))
+    dataset = _triplets(cfg, samples, labels, training=True)
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
+
+
+def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool) -> TripletDataset:
+    """With masks where the configuration reads them. Raises `UserError` where one is missing."""
+    masks = existing_masks(cfg, samples) if reads_masks(cfg, training) else []
+    transform: Transform | TripletTransform
+    if training:
+        transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else TrainTransform(cfg)
+    else:
+        transform = MaskedTestTransform(cfg) if masks else test_transform(cfg)
+    cache = use_cache(cfg, triplet_files(samples, masks), triplet_decoder(masks))
+    return TripletDataset(samples, labels, transform, cache, masks)
 
 
 def _batch_sampler(cfg: CfgNode, labels: list[int], identities: int) -> EpochBatchSampler:
@@ -95,15 +130,14 @@ def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> Shuff
 def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """The samples in order, without augmentation; labels are the identities on disk."""
     # Cached like the training images, since evaluation may run after every epoch.
-    dataset = TripletDataset(samples, [sample.identity for sample in samples], test_transform(cfg),
-                             use_cache(cfg, [sample.paths for sample in samples]))
+    dataset = _triplets(cfg, samples, [sample.identity for sample in samples], training=False)
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """Batches of triplets with prefetch. Raises `UserError` for an image that cannot be read."""
-    for images, labels, cameras in collated_batches(loader):
-        yield dict(zip(MODALITIES, images, strict=True)), torch.tensor(labels), torch.tensor(cameras)
+    """Batches of triplets with prefetch, the masks among the images as MASK. Raises `UserError` where one cannot be read."""
+    for images, labels, cameras, *masks in collated_batches(loader):
+        yield dict(zip((*MODALITIES, MASK), (*images, *masks), strict=False)), torch.tensor(labels), torch.tensor(cameras)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -151,14 +185,18 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Im
 
 
 def collate(items: list) -> tuple | UserError:
-    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among them."""
+    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among them.
+
+    A fourth image of each sample, the mask, is stacked apart and comes last: (B, 1, H, W).
+    """
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
     images, *targets = zip(*items, strict=True)
+    by_place = list(zip(*images, strict=True))
     # A single tensor, since each tensor from a loading process costs over a millisecond.
-    stacked = torch.stack([image for modality in zip(*images, strict=True) for image in modality])
-    return stacked.unflatten(0, (-1, len(items))), *map(list, targets)
+    stacked = torch.stack([image for modality in by_place[:len(MODALITIES)] for image in modality])
+    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *map(torch.stack, by_place[len(MODALITIES):])
 
 
 def cpu_cores() -> int:

@@ -1,12 +1,19 @@
-"""Transforms from a decoded image to the input of the network (docs/method.md); each modality is augmented independently."""
+"""Transforms from a decoded image to the input of the network (docs/method.md).
+
+Each modality is augmented independently, or with one flip and crop per triplet (INPUT.JOINT_AUGMENTATION).
+"""
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torchvision.transforms import v2
 from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
 
 Transform = Callable[..., torch.Tensor]
 Generator = random.Random | ModuleType  # Python's random generator; the module `random` is the global one
@@ -14,6 +21,14 @@ Generator = random.Random | ModuleType  # Python's random generator; the module 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
 2020)."""
+
+
+class Geometry(NamedTuple):
+    """What is drawn for flip and crop."""
+
+    flip: bool
+    down: int  # shift in pixels
+    right: int
 
 
 class TrainTransform:
@@ -32,18 +47,53 @@ class TrainTransform:
         self.erasing = cfg.INPUT.RE_PROB
 
     def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
+        return self.normalise_and_erase(self.place(image, self.geometry(draw)), draw)
+
+    def geometry(self, draw: Generator) -> Geometry:
+        flip = draw.random() < self.flip
+        return Geometry(flip, *(draw.randint(-self.padding, self.padding) for _ in range(2)))
+
+    def place(self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None) -> torch.Tensor:
+        """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize (default: bicubic), flip, pad and crop."""
         if image.shape[1:] != self.size:
-            image = self.resize(image)
-        if draw.random() < self.flip:
+            image = (resize or self.resize)(image)
+        if geometry.flip:
             image = image.flip(2)
-        down, right = (draw.randint(-self.padding, self.padding) for _ in range(2))
-        # Padding is black and precedes normalisation, as in DeMo.
-        image = pad_and_crop(image, down, right).sub_(self.mean).div_(self.std)
+        return pad_and_crop(image, geometry.down, geometry.right)
+
+    def normalise_and_erase(self, image: torch.Tensor, draw: Generator) -> torch.Tensor:
+        """In place. Padding is black and precedes normalisation, as in DeMo."""
+        image.sub_(self.mean).div_(self.std)
         return erase(image, draw) if draw.random() < self.erasing else image
 
 
+class TripletTransform(ABC):
+    """Transform of all images of a triplet at once: RGB, NI and TI, each uint8 (3, h, w), and the mask (1, h, w) if any.
+
+    A mask becomes float32 (1, H, W) in [0, 1], neither normalised nor erased.
+    """
+
+    @abstractmethod
+    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
+        """Inputs of the network in the order of the images."""
+
+
+class JointTrainTransform(TripletTransform):
+    """`TrainTransform` with one flip and crop per triplet and its mask, padded with 0; erasing is drawn for each modality."""
+
+    def __init__(self, cfg: CfgNode):
+        self.image = TrainTransform(cfg)
+        self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
+
+    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
+        geometry, count = self.image.geometry(draw), len(MODALITIES)
+        placed = (self.image.place(image, geometry) for image in images[:count])
+        masks = (self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in images[count:])
+        return [*(self.image.normalise_and_erase(image, draw) for image in placed), *masks]
+
+
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    """uint8 (3, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
+    """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
     seen = image[:, max(-down, 0):max(height - down, 0), max(-right, 0):max(width - right, 0)]
     canvas = torch.zeros(image.shape)
@@ -70,6 +120,19 @@ def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
 def test_transform(cfg: CfgNode) -> Transform:
     """uint8 (3, h, w) → float32 (3, H, W): resize and normalise."""
     return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
+
+
+class MaskedTestTransform(TripletTransform):
+    """`test_transform` of the images, and the resized mask."""
+
+    def __init__(self, cfg: CfgNode):
+        self.image = test_transform(cfg)
+        self.mask = v2.Compose([v2.Resize(list(cfg.INPUT.SIZE_TEST), interpolation=v2.InterpolationMode.BILINEAR),
+                                v2.ToDtype(torch.float32, scale=True)])
+
+    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
+        *images, mask = images
+        return [*map(self.image, images), self.mask(mask)]
 
 
 def resize_and_normalise(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:

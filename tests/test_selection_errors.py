@@ -61,12 +61,12 @@ def test_fails_where_no_patch_is_on_the_person(refusal, own_root):
     assert "nothing to find" in refusal()
 
 
-def test_fails_for_three_modalities_in_one_image(refusal, tmp_path):
+def test_fails_without_masks_of_images_that_hold_three_modalities(refusal, tmp_path):
     WRITERS["RGBNT100"](tmp_path / "other")
     words = cli_args_for(tmp_path / "other", "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
     weights_file(tmp_path / "other.pth", load_cfg(CONFIG, words[2:]), dataset="RGBNT100")
     said = refusal(words=[*words, "--weight", tmp_path / "other.pth"])
-    assert "side by side" in said and "tools/make_synthetic.py" in said and str(tmp_path / "other") in said
+    assert "no foreground masks" in said and str(tmp_path / "other" / "RGBNT100" / "rgbir" / "query" / "MASK") in said
 
 
 def test_fails_without_sdtps(refusal, words):

@@ -20,11 +20,12 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.progress import progress
+from demo_sdtps.config.scores import MASK
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
 from demo_sdtps.synthetic.pedestrians import CAMERAS, MINIMUM_SIZE, Identity
 
-FOLDER, MASKS = "RGBNT201", "MASK"
+FOLDER = "RGBNT201"
 SPLITS = ("train_171", "test")
 NUMBERS = (
     Number("identities", 100, "persons of the training split"),
@@ -66,13 +67,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def is_complete(target: Path, marker: Recipe) -> bool:
     return all(len(list((target / split / kind).glob("*"))) == marker.get("triplets", {}).get(split)
-               for split in SPLITS for kind in (*MODALITIES, MASKS))
+               for split in SPLITS for kind in (*MODALITIES, MASK))
 
 
 def draw_all(folder: Path, identities: list[Identity], options: argparse.Namespace) -> Recipe:
     """Write the images of all identities → {"triplets": their number in each split}."""
     for split in SPLITS:
-        for kind in (*MODALITIES, MASKS):
+        for kind in (*MODALITIES, MASK):
             (folder / split / kind).mkdir(parents=True)
     tasks = [Task(folder / SPLITS[number > options.identities], number, identity, options)
              for number, identity in enumerate(identities, start=1)]
@@ -108,7 +109,7 @@ def draw_identity(task: Task) -> tuple[str, int]:
             name = f"{task.number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
             for modality, image in images.items():
                 Image.fromarray(image).save(task.folder / modality / f"{name}.jpg", quality=options.quality)
-            Image.fromarray(np.uint8(mask) * 255).save(task.folder / MASKS / f"{name}.png")
+            Image.fromarray(np.uint8(mask) * 255).save(task.folder / MASK / f"{name}.png")
     return task.folder.name, len(CAMERAS) * options.images_per_camera
 
 

@@ -22,13 +22,13 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
 from demo_sdtps.engine.evaluation.selection import Quality, check_selector, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.tools.figures import np, plt, save
-from demo_sdtps.tools.make_synthetic import MASKS
 
 COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd4", "TI": "#2a9d8f"}  # of detectors
 
@@ -87,16 +87,6 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
         raise UserError(f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
                         "find; check the masks, or use smaller patches.")
     return found
-
-
-def mask_path(sample: Sample) -> Path:
-    """The mask beside a triplet's three images. Raises `UserError` where one image holds all three."""
-    if len(sample.paths) != len(MODALITIES):
-        raise UserError(f"The image {sample.paths[0]} holds all modalities side by side, but foreground masks are known only "
-                        "beside three images, as tools/make_synthetic.py writes them; use such data, with DATASETS.NAMES "
-                        "RGBNT201 or Synthetic.")
-    image = Path(sample.paths[0])
-    return image.parent.parent / MASKS / f"{image.stem}.png"
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
