@@ -1,4 +1,4 @@
-"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py), and the scores of patches.
+"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py), and scores of patches.
 
 A new selector is one file with a subclass of `base.Selector`, and one line in SELECTORS; a new score is one file with a
 subclass of `base.Score`, and one line in config/scores.py.
