@@ -21,7 +21,6 @@ SELECTORS = {
     "sdtps": "demo_sdtps.modeling.selectors.sdtps:SDTPS",
     "sdtps_1e10": "demo_sdtps.modeling.selectors.sdtps_variants:SDTPS1e10",
     "sdtps_centred": "demo_sdtps.modeling.selectors.sdtps_variants:CentredSDTPS",
-    "sdtps_projected": "demo_sdtps.modeling.selectors.sdtps_variants:ProjectedSDTPS",
 }
 """MODEL.SELECTOR → module:class. The name is also that of the selector's weights and of its head in checkpoints."""
 
