@@ -4,8 +4,8 @@ import re
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
-from demo_sdtps.config.common import CLIP_BACKBONE, UserError
-from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.common import CLIP_BACKBONE, UserError, nearest
+from demo_sdtps.config.scores import SCORES, reads_masks
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -22,6 +22,7 @@ def check_cfg(cfg: CfgNode) -> None:
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
+    _check_sdtps_score(cfg)
     _check_slimming(cfg)
     _check_batch(cfg)
     if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
@@ -33,6 +34,14 @@ def check_cfg(cfg: CfgNode) -> None:
                         "own; set it to 0.")
     backbone_class(name)
     check_device(cfg)
+
+
+def _check_sdtps_score(cfg: CfgNode) -> None:
+    name = cfg.MODEL.SDTPS_SCORE
+    choices = ["published", *(known for known, entry in SCORES.items() if not (entry.masks or entry.backbone_only))]
+    if name not in choices:
+        raise UserError(f"MODEL.SDTPS_SCORE is {name!r}, but SDTPS, which has neither masks nor attention weights, can select "
+                        f"by {' or '.join(map(repr, choices))} alone{nearest(name, choices)}.")
 
 
 def _check_slimming(cfg: CfgNode) -> None:

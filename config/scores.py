@@ -9,17 +9,18 @@ from demo_sdtps.config.common import UserError, nearest
 class ScoreEntry(NamedTuple):
     place: str  # file and class in modeling/selectors
     masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
+    backbone_only: bool = False  # whether it works between the blocks of the backbone alone: MODEL.SLIM_SCORE, not SDTPS_SCORE
 
 
 SCORES = {
     "distinctness": ScoreEntry("cues.Distinctness"),
-    "attention": ScoreEntry("cues.Attention"),
+    "attention": ScoreEntry("cues.Attention", backbone_only=True),
     "sdtps": ScoreEntry("sdtps.SDTPSScore"),
     "position": ScoreEntry("position.Position"),
     "distinct_position": ScoreEntry("position.DistinctPosition"),
     "random": ScoreEntry("controls.Random"),
-    "tome": ScoreEntry("tome.ToMe"),
-    "editor": ScoreEntry("editor.Editor"),
+    "tome": ScoreEntry("tome.ToMe", backbone_only=True),
+    "editor": ScoreEntry("editor.Editor", backbone_only=True),
     "learned": ScoreEntry("learned.Learned"),
     "supervised": ScoreEntry("supervised.Supervised", masks="training"),
     "mean_mask": ScoreEntry("controls.MeanMask", masks="training"),

@@ -66,6 +66,7 @@ class DeMo(nn.Module):
             self.add_module(self.selector_name, selector)
         self.hdm = HDM(width) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD) if cfg.MODEL.ATM else None
+        self.selector_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
         self.one_head = cfg.MODEL.DIRECT == 1
 
         enhanced = {self.selector_name: len(MODALITIES) * width} if selector else {}
@@ -115,9 +116,9 @@ class DeMo(nn.Module):
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features, patches, global_feats = {}, context.tokens, context.global_feats
         if self.selector:
-            # HDM attends to the selected tokens too.
-            patches = {modality: selection.tokens for modality, selection in self.select_tokens(context).items()}
-            features[self.selector_name] = torch.cat([tokens.mean(dim=1) for tokens in patches.values()], dim=-1)
+            selected = {modality: selection.tokens for modality, selection in self.select_tokens(context).items()}
+            features[self.selector_name] = torch.cat([tokens.mean(dim=1) for tokens in selected.values()], dim=-1)
+            patches = selected if self.selector_feeds_hdm else patches
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)

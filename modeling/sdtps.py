@@ -134,6 +134,16 @@ def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor
     return softmax_mean(tokens, logits.float() + log_mask(decision).unsqueeze(-2))
 
 
+def score_mlp(embed_dim: int) -> nn.Sequential:
+    """The MLP of a score: tokens (..., C) → logits (..., 1)."""
+    return nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(), nn.Linear(embed_dim // 4, 1))
+
+
+def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """The part of `score_mlp` in the score: tokens (B, N, C) → (B, N) float32 in [0, 1]."""
+    return mlp(tokens).squeeze(-1).float().sigmoid()
+
+
 class TokenSparse(nn.Module):
     """Scores the patches of one modality, keeps the best `keep`, and averages the others into one extra token."""
 
@@ -142,12 +152,11 @@ class TokenSparse(nn.Module):
         super().__init__()
         self.keep, self.beta = keep, beta
         self.use_gumbel, self.gumbel_tau, self.gumbel_select = use_gumbel, gumbel_tau, gumbel_select
-        self.score_predictor = nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(),
-                                             nn.Linear(embed_dim // 4, 1))
+        self.score_predictor = score_mlp(embed_dim)
 
     def predict(self, tokens: torch.Tensor) -> torch.Tensor:
         """The MLP's part of the score: tokens (B, N, C) → (B, N) float32 in [0, 1]."""
-        return self.score_predictor(tokens).squeeze(-1).float().sigmoid()
+        return predict(self.score_predictor, tokens)
 
     def score(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> torch.Tensor:
         """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""

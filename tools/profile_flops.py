@@ -92,7 +92,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     backbone = model.backbone
-    if not model.selector:
+    if not (model.selector and model.selector_feeds_hdm):
         return 1 + backbone.num_patches
     patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
                          for shape in ((backbone.num_patches, backbone.width), (backbone.width,)))

@@ -1,4 +1,4 @@
-"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py), and the scores of patches.
+"""Registry of token selectors, which choose the patch tokens to keep and merge (docs/api.md, base.py), and scores of patches.
 
 A new selector is one file with a subclass of `base.Selector`, and one line in SELECTORS; a new score is one file with a
 subclass of `base.Score`, and one line in config/scores.py.
@@ -21,7 +21,6 @@ SELECTORS = {
     "sdtps": "demo_sdtps.modeling.selectors.sdtps:SDTPS",
     "sdtps_1e10": "demo_sdtps.modeling.selectors.sdtps_variants:SDTPS1e10",
     "sdtps_centred": "demo_sdtps.modeling.selectors.sdtps_variants:CentredSDTPS",
-    "sdtps_projected": "demo_sdtps.modeling.selectors.sdtps_variants:ProjectedSDTPS",
 }
 """MODEL.SELECTOR → module:class. The name is also that of the selector's weights and of its head in checkpoints."""
 

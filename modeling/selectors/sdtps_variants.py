@@ -1,14 +1,7 @@
 """Variants of SDTPS that the studies compare it with; experiments, not parts of the method."""
-from dataclasses import replace
-
 import torch
-from timm.layers import QuickGELU
-from torch import nn
-from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.sdtps import TokenAggregation, softmax_mean
-from demo_sdtps.modeling.selectors.base import Context, Selection
 from demo_sdtps.modeling.selectors.sdtps import SDTPS
 
 
@@ -34,17 +27,3 @@ class CentredSDTPS(SDTPS):
 
     def guidance(self, tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
         return super().guidance(tokens - tokens.mean(dim=(0, 1)), guides - guides.mean(dim=1, keepdim=True))
-
-
-class ProjectedSDTPS(SDTPS):
-    """LayerNorm → Linear(C → C) → quick GELU over the tokens of SDTPS, by modality, as PIFE has them for the global features
-    (studies/diagnosis.yml)."""
-
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__(cfg, width, grid)
-        self.project = nn.ModuleDict({modality: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), QuickGELU())
-                                      for modality in MODALITIES})
-
-    def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
-        selection = super().select(tokens, score, context)
-        return replace(selection, tokens=self.project[context.modality](selection.tokens))
