@@ -20,15 +20,16 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
+from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.runtime import inference
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.selectors.base import Context
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
-PER_ELEMENT = ("add", "clamp_min", "cos", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "neg", "sigmoid", "silu",
+PER_ELEMENT = ("add", "clamp_min", "cos", "div", "gelu", "linalg_vector_norm", "log", "mean", "mul", "neg", "rsub", "sigmoid", "silu",
                "sin", "softmax", "sub", "sum")
-FREE = ("aminmax", "argsort", "expand_as", "gt", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "sort", "topk",
+FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "gt", "le", "masked_fill", "repeat", "repeat_interleave", "scatter", "sort", "topk",
         "unflatten", "view_as")
 PARTS = {"pife": "PIFE", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
@@ -73,6 +74,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
         from fvcore.nn import FlopCountAnalysis
         from fvcore.nn.jit_handles import elementwise_flop_counter
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
+    images |= {MASK: torch.zeros(1, 1, *cfg.INPUT.SIZE_TEST)} if reads_masks(cfg, training=False) else {}
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:
