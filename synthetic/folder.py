@@ -5,8 +5,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
@@ -27,8 +28,12 @@ class Number(NamedTuple):
     metavar: str = "N"
 
 
-def parse_flags(arguments: list[str] | None, description: str, folder: str, numbers: Sequence[Number]) -> argparse.Namespace:
-    """Flags of a tool that writes the data set `folder`. Raises `UserError` for a number outside of its limits."""
+def parse_flags(arguments: list[str] | None, description: str, folder: str, numbers: Sequence[Number],
+                switches: Mapping[str, str] = MappingProxyType({})) -> argparse.Namespace:
+    """Flags of a tool that writes the data set `folder`; `switches` are {name: help}.
+
+    Raises `UserError` for a number outside of its limits.
+    """
     parser = argparse.ArgumentParser(
         description=f"{description} The same arguments give the same files, byte for byte.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -36,6 +41,8 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
                         default=argparse.SUPPRESS)
     for number in numbers:
         parser.add_argument(f"--{number.name}", type=int, default=number.default, metavar=number.metavar, help=number.help)
+    for name, meaning in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=meaning)
     parser.add_argument("--overwrite", action="store_true",
                         help=f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
     options = parser.parse_args(arguments)

@@ -3,6 +3,7 @@
 A triplet is drawn once, as a map of materials, and rendered in three modalities. Only an identity's looks in RGB (colours and
 pattern), NI (reflectance of the clothes) and TI (their insulation) together are unique; all else is independent of it.
 """
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, draw_body, random_build, random_look, random_pose
+from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body, random_build, random_look, random_pose
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1  # incremented whenever the same seed gives other images
@@ -52,6 +53,10 @@ DAY_LIGHT = np.ones(5)
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])  # factor of the light at night; NI has its own lamp and TI needs none
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
+LOOSE_HEIGHT = (0.5, 1.0)  # of the person, in heights of the image
+HALF_WIDTH, CUT = 0.17, 0.04  # of a body, and how much of it may be beyond an edge of the image, in heights of the body
+MOST_COVERED, LOOSE_ATTEMPTS = 0.35, 50  # share of a loose person behind what is in front of it, and draws of its place
+
 
 def make_identities(number: int, seed: int) -> list[Identity]:
     """`number` identities with different combinations of looks. Raises `UserError` where there are fewer combinations.
@@ -85,33 +90,60 @@ def is_night(camera: int, rng: np.random.Generator) -> bool:
     return bool(rng.random() < CAMERAS[camera].night_rate)
 
 
-def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int,
-                 rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int, rng: np.random.Generator,
+                 loose: bool = False) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
-    With the same state of `rng` two identities have the same surroundings, pose and noise.
+    With the same state of `rng` two identities have the same surroundings, pose and noise. A `loose` person stands anywhere in
+    the same surroundings, at half to full height.
     """
     # Separate streams, so that the draws of one part do not change those of another.
     scene, body, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
+    pose = random_pose(body, canvas.aspect)
+    if loose:
+        pose = _loosened(pose, canvas, front, body)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
-        _draw_bystander(canvas, scene, size=(0.5, 0.8), aside=0.2)
-    own = draw_body(canvas, identity.look, identity.build, random_pose(body, canvas.aspect))
-    if front.random() < OCCLUDED_RATE:
-        draw_occluder(canvas, front)
-    if front.random() < BYSTANDER_RATE / 2:
-        _draw_bystander(canvas, front, size=(0.9, 1.1), aside=0.45)
+        # A bystander behind the person is the smaller of the two.
+        _draw_bystander(canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if loose else 1.0)
+    own = draw_body(canvas, identity.look, identity.build, pose)
+    _draw_front(canvas, front)
     labels = canvas.labels()
     person = (labels >= own.start) & (labels < own.stop)
     light = _pool(np.array(canvas.materials, np.float32)[labels])
     return _expose(light, CAMERAS[camera], night, sensor), _pool(person[..., None].astype(np.float32))[..., 0] > 0.5
 
 
-def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size: tuple[float, float], aside: float) -> None:
-    """Person without an identity, at least `aside` image widths from the centre."""
+def _loosened(pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator) -> Pose:
+    """The pose with a random height and place, where what `front` draws leaves most of the person visible."""
+    before = Canvas(canvas.height, canvas.image.width)
+    before.add((0, 0, 0), 0, 0)  # the label of an empty canvas
+    _draw_front(before, deepcopy(front))
+    covered = before.labels() > 0
+    for _ in range(LOOSE_ATTEMPTS):
+        height = rng.uniform(*LOOSE_HEIGHT) * min(1.0, 2 * canvas.aspect)
+        half, cut = HALF_WIDTH * height, CUT * height
+        x, y = rng.uniform(half - cut, canvas.aspect - half + cut), rng.uniform(-cut, 1 - height + cut)
+        top, bottom, left, right = (max(0, round(edge * canvas.height)) for edge in (y, y + height, x - half, x + half))
+        if covered[top:bottom, left:right].mean() <= MOST_COVERED:
+            break
+    return replace(pose, x=x, y=y, height=height)
+
+
+def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
+    """What may be in front of the person."""
+    if rng.random() < OCCLUDED_RATE:
+        draw_occluder(canvas, rng)
+    if rng.random() < BYSTANDER_RATE / 2:
+        _draw_bystander(canvas, rng, size=(0.9, 1.1), aside=0.45)
+
+
+def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size: tuple[float, float], aside: float,
+                    scale: float = 1.0) -> None:
+    """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
     pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
-    height = rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
+    height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
     draw_body(canvas, look, build, replace(pose, x=x, y=0.95 - height + rng.uniform(-0.05, 0.1), height=height))
 

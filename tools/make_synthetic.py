@@ -37,6 +37,8 @@ NUMBERS = (
     Number("seed", 0, "another seed gives other persons and images", least=0),
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )
+LOOSE = {"loose": "loose crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
+         "identities, cameras, light and surroundings are those of the same seed without this flag"}
 WORKERS = Number("workers", os.cpu_count() or 1, "processes that draw; their number does not change the images")
 
 
@@ -51,10 +53,11 @@ class Task(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(arguments, "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of "
-                          "RGBNT201, with foreground masks.", FOLDER, (*NUMBERS, WORKERS))
+                          "RGBNT201, with foreground masks.", FOLDER, (*NUMBERS, WORKERS), LOOSE)
     identities = pedestrians.make_identities(options.identities + options.test_identities, options.seed)
     target = options.root / FOLDER
-    recipe = {"version": pedestrians.VERSION, "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
+    numbers = {number.name: getattr(options, number.name) for number in NUMBERS}
+    recipe = {"version": pedestrians.VERSION, "arguments": numbers | ({"loose": True} if options.loose else {})}
     if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target),
                          partial(draw_all, identities=identities, options=options)):
         return
@@ -105,7 +108,8 @@ def draw_identity(task: Task) -> tuple[str, int]:
         for index in range(options.images_per_camera):
             rng = np.random.default_rng([options.seed, 2, task.number, camera, index])
             night = pedestrians.is_night(camera, rng)
-            images, mask = pedestrians.draw_triplet(task.identity, camera, night, options.height, options.width, rng)
+            images, mask = pedestrians.draw_triplet(task.identity, camera, night, options.height, options.width, rng,
+                                                    options.loose)
             name = f"{task.number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
             for modality, image in images.items():
                 Image.fromarray(image).save(task.folder / modality / f"{name}.jpg", quality=options.quality)
