@@ -222,11 +222,12 @@ def subtracted(tokens, logits, decision):
 
 @pytest.mark.parametrize(("name", "kind", "patch"), [
     ("sdtps", MultiModalSDTPS, {}), ("sdtps_centred", MultiModalSDTPS, {"cosine_guidance": centred}),
-    ("sdtps_projected", Projected, {}), ("sdtps_1e10", MultiModalSDTPS, {"aggregate": subtracted})])
+    ("sdtps", Projected, {}), ("sdtps_1e10", MultiModalSDTPS, {"aggregate": subtracted})])
 @pytest.mark.parametrize("missing", [(), ("NI",)], ids=["complete", "NI missing"])
 def test_the_variants_are_what_patching_the_module_made(name, kind, patch, missing):
     """Values and gradients of a training forward with noise, to the last bit, and the same parameter names."""
-    cfg = tiny_cfg(*ON, name, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUIDE_MISSING", "False")
+    cfg = tiny_cfg(*ON, name, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUIDE_MISSING", "False",
+                   "MODEL.SDTPS_PROJECTION", kind is Projected)
     selector, patched = make_selector(cfg, WIDTH, (8, 4)), kind(WIDTH, PATCHES, use_gumbel=True)
     patched.load_state_dict(selector.state_dict())
     context = context_of(4, batch=5, width=WIDTH, grid=(8, 4), missing=frozenset(missing))
@@ -272,7 +273,7 @@ def test_a_mistake_is_one_sentence(command, tiny_root, tmp_path, opts, parts):
 
 def test_settings_that_do_not_fit_name_their_keys():
     with pytest.raises(UserError, match=r"^MODEL\.SDTPS_SPARSE_RATIO and MODEL\.SDTPS_AGGR_RATIO do not fit"):
-        tiny_model(*ON, "sdtps_projected", "MODEL.SDTPS_SPARSE_RATIO", "0.1", "MODEL.SDTPS_AGGR_RATIO", "0.1")
+        tiny_model(*ON, "sdtps_centred", "MODEL.SDTPS_SPARSE_RATIO", "0.1", "MODEL.SDTPS_AGGR_RATIO", "0.1")
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))

@@ -95,7 +95,7 @@ def the_globals_are_the_class_tokens(cfg):
 
 
 @effect("MODEL.DIRECT", {"1": [3 * WIDTH, 3 * WIDTH], "0": [3 * WIDTH, WIDTH, WIDTH, WIDTH]})
-@effect("MODEL.SELECTOR", {"": [3 * WIDTH], "sdtps": [3 * WIDTH, 3 * WIDTH], "sdtps_projected": [3 * WIDTH, 3 * WIDTH]},
+@effect("MODEL.SELECTOR", {"": [3 * WIDTH], "sdtps": [3 * WIDTH, 3 * WIDTH], "sdtps_centred": [3 * WIDTH, 3 * WIDTH]},
         "MODEL.USE_SDTPS", "False")
 @effect("MODEL.USE_SDTPS", {"True": [3 * WIDTH, 3 * WIDTH], "False": [3 * WIDTH]})
 @effect("MODEL.HDM", {"False": [3 * WIDTH, 3 * WIDTH], "True": [3 * WIDTH, 7 * WIDTH, 3 * WIDTH]})
@@ -110,6 +110,16 @@ def the_enhanced_feature_is_hdms(cfg):
     context = model.encode(*images_of(cfg))
     slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
     return torch.equal(model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1))
+
+
+@effect("MODEL.SDTPS_FEEDS_HDM", {"True": (True, False), "False": (False, True)}, *HDM)
+@torch.no_grad()
+def hdm_sees_the_slimmed_tokens_or_all(cfg):
+    model = model_of(cfg).eval()
+    context = model.encode(*images_of(cfg))
+    slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
+    return tuple(torch.equal(model.features(context)["moe"], model.hdm(tokens, context.global_feats).flatten(1))
+                 for tokens in (slimmed, context.tokens))
 
 
 @effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
@@ -137,6 +147,27 @@ def kept_patches(cfg):
 @torch.no_grad()
 def slimmed_tokens(cfg):
     return slimmed(model_of(cfg), cfg)[0].shape[2]
+
+
+@effect("MODEL.SDTPS_PROJECTION", {"False": True, "True": False})
+@torch.no_grad()
+def the_extra_token_is_a_mean_of_the_dropped(cfg):
+    model = model_of(cfg).eval()
+    context = model.encode(*images_of(cfg))
+    selection = model.select_tokens(context)["NI"]
+    weights = selection.score.masked_fill(selection.mask > 0, -torch.inf).softmax(dim=1)
+    return torch.allclose(selection.tokens[:, -1], torch.einsum("bn,bnc->bc", weights, context.tokens["NI"]), atol=1e-5)
+
+
+@effect("MODEL.SDTPS_SCORE", {"published": False, "distinctness": True})
+@torch.no_grad()
+def patches_unlike_the_mean_are_kept(cfg):
+    model = model_of(cfg).eval()
+    context = model.encode(*images_of(cfg))
+    tokens = context.tokens["TI"]
+    likeness = torch.cosine_similarity(tokens, tokens.mean(dim=1, keepdim=True), dim=2)
+    kept = model.select_tokens(context)["TI"].mask > 0
+    return bool((likeness.masked_fill(~kept, -1).amax(dim=1) <= likeness.masked_fill(kept, 1).amin(dim=1)).all())
 
 
 @effect("MODEL.SDTPS_BETA", {"0.0": (True, False), "0.25": (True, True), "0.5": (False, True)})

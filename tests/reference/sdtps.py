@@ -19,7 +19,7 @@ def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0
         own, patches = weights_of(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
-            scores = _scores(own, patches[sample], index, [guide[sample] for guide in global_feats], beta, missing)
+            scores = scores_of(own, patches[sample], index, [guide[sample] for guide in global_feats], beta, missing)
             noise = None if noises is None else noises[index][sample]
             kept, dropped = choose([scores[i] + noise[i] for i in range(len(scores))] if select else scores, sparse_ratio)
             decision = [torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))]
@@ -36,6 +36,19 @@ def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0
 def weights_of(weights, name):
     """The part of the state dict that belongs to one modality, by the names without its prefix."""
     return {key.removeprefix(f"{name}_"): value for key, value in weights.items() if key.startswith(f"{name}_")}
+
+
+def scores_of(own, patches, index, guides, beta, missing):
+    """The scores of one sample's patches (N, C) of the modality at place `index`, guided by the globals [(C,)].
+
+    The own global counts twice, the others once or, if missing, not at all; together they count as four.
+    """
+    counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
+    with torch.no_grad():
+        seen = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
+    return [(1 - 2 * beta) * _predict(own, patch)
+            + beta * 4 * sum(count * values[i] for count, values in zip(counts, seen, strict=True)) / sum(counts)
+            for i, patch in enumerate(patches)]
 
 
 def choose(values, sparse_ratio):
@@ -83,16 +96,6 @@ def plackett_luce(scores, keep):
             chances[choice] *= left[place] / sum(left)
             left[place] = 0.0
     return chances
-
-
-def _scores(own, patches, index, guides, beta, missing):
-    """The own global counts twice, the others once or, if missing, not at all; together they count as four."""
-    counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
-    with torch.no_grad():
-        seen = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
-    return [(1 - 2 * beta) * _predict(own, patch)
-            + beta * 4 * sum(count * values[i] for count, values in zip(counts, seen, strict=True)) / sum(counts)
-            for i, patch in enumerate(patches)]
 
 
 def _cosine(first, second):

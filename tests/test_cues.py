@@ -1,0 +1,108 @@
+"""Scores of patches, at any place in the backbone, against slow versions of themselves."""
+from dataclasses import replace
+
+import pytest
+import torch
+from golden_cases import relative_error
+from reference import cues
+from reference import sdtps as reference
+from tiny import tiny_cfg
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.selectors import make_score
+from demo_sdtps.modeling.selectors.base import Context
+
+WIDTH, GRID, HEADS = 24, (5, 2), 3
+
+
+def context_of(seed, batch=3):
+    generator = torch.Generator().manual_seed(seed)
+    tokens, class_tokens, attention = ({modality: torch.randn(batch, *shape, generator=generator) for modality in MODALITIES}
+                                       for shape in ((10, WIDTH), (WIDTH,), (HEADS, 10)))
+    for part in tokens.values():
+        part.requires_grad_()
+    return Context(tokens, class_tokens, GRID, attention={name: part.softmax(dim=-1) for name, part in attention.items()})
+
+
+def score_of(name, seed=1, *opts):
+    torch.manual_seed(seed)
+    return make_score(name, tiny_cfg(*opts), WIDTH, GRID)
+
+
+def one_by_one(function, batch):
+    """`function` of each sample of a batch, (B, N) float64."""
+    return torch.stack([torch.stack(function(sample)) for sample in batch.detach().double()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_distinctness(dtype):
+    """In float32, whatever the tokens' type and autocast, and without gradient."""
+    context = context_of(1)
+    tokens = {modality: part.to(dtype) for modality, part in context.tokens.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = score_of("distinctness").scores(replace(context, tokens=tokens))
+    for modality, score in found.items():
+        assert score.dtype == torch.float32 and not score.requires_grad
+        assert relative_error(score, one_by_one(cues.distinctness, tokens[modality])) < 1e-5
+
+
+def test_a_patch_unlike_the_others_is_distinct():
+    tokens = torch.ones(2, 10, WIDTH) + 0.1 * torch.randn(2, 10, WIDTH, generator=torch.Generator().manual_seed(2))
+    tokens[0, 3], tokens[1, 7] = -1, -5
+    context = Context({"NI": tokens}, {"NI": tokens[:, 0]}, GRID)
+    assert score_of("distinctness").scores(context)["NI"].argmax(dim=1).tolist() == [3, 7]
+
+
+def test_attention():
+    context, score = context_of(3), score_of("attention")
+    assert score.needs_attention and not score_of("distinctness").needs_attention
+    for modality, found in score.scores(context).items():
+        assert relative_error(found, one_by_one(cues.mean_attention, context.attention[modality])) < 1e-6
+
+
+@pytest.mark.parametrize("missing", [(), ("NI",), ("RGB", "TI")], ids=str)
+@pytest.mark.parametrize("beta", [0.0, 0.25, 0.5])
+def test_the_score_of_sdtps_between_two_blocks(missing, beta):
+    """Values and gradients: class tokens guide, without those of missing modalities, whatever SDTPS_GUIDE_MISSING says."""
+    score = score_of("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
+    context = replace(context_of(5), missing=frozenset(missing))
+    weights = {modality: {name.replace(modality, "sparse.score_predictor"): part.detach().double().requires_grad_()
+                          for name, part in score.score_predictor.named_parameters() if name.startswith(modality)}
+               for modality in MODALITIES}
+    tokens = {modality: part.detach().double().requires_grad_() for modality, part in context.tokens.items()}
+    absent = [MODALITIES.index(modality) for modality in missing]
+    found = score.scores(context)
+    generator = torch.Generator().manual_seed(6)
+    for place, modality in enumerate(MODALITIES):
+        expected = torch.stack([torch.stack(reference.scores_of(
+            weights[modality], tokens[modality][sample], place,
+            [context.class_tokens[other][sample].double() for other in MODALITIES], beta, absent)) for sample in range(3)])
+        assert relative_error(found[modality], expected.detach()) < 1e-5
+        probe = torch.randn(3, 10, generator=generator)
+        (found[modality] * probe).sum().backward()
+        (expected * probe).sum().backward()
+        pairs = [(context.tokens[modality], tokens[modality]), *(
+            (score.score_predictor.get_parameter(name.replace("sparse.score_predictor", modality)), exact)
+            for name, exact in weights[modality].items())]
+        for own, exact in pairs:
+            assert exact.grad.eq(0).all() == (beta == 0.5)
+            assert own.grad.eq(0).all() if beta == 0.5 else relative_error(own.grad, exact.grad) < 1e-5
+
+
+def test_a_modality_without_tokens_counts_as_missing():
+    score, context = score_of("sdtps", 7), context_of(8)
+    present = [modality for modality in MODALITIES if modality != "NI"]
+    tokens, class_tokens = ({modality: part[modality] for modality in present}
+                            for part in (context.tokens, context.class_tokens))
+    found = score.scores(Context(tokens, class_tokens, GRID))
+    expected = score.scores(replace(context, missing=frozenset({"NI"})))
+    assert list(found) == present
+    assert all(torch.equal(found[modality], expected[modality]) for modality in present)
+
+
+def test_weights_of_a_mean_rise_from_0_to_1():
+    score = score_of("distinctness")
+    found = torch.randn(4, 10, generator=torch.Generator().manual_seed(9))
+    weights = score.weight(found)
+    assert torch.equal(weights.argsort(dim=1), found.argsort(dim=1))
+    torch.testing.assert_close(weights, (found - found.amin(1, True)) / (found.amax(1, True) - found.amin(1, True)))
