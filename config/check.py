@@ -29,8 +29,8 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
                         "position embedding has one grid; make them equal.")
     name, patch = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T):
-        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
+    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T == "hub"):
+        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
                         "own; set it to 0.")
     backbone_class(name)
     check_device(cfg)
