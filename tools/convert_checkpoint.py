@@ -24,8 +24,8 @@ def main() -> None:
         description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
                     "stay bit-identical. test_net.py reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
-               "The output contains only weights, without epoch, configuration and optimiser. To backbone: the Vision Transformer "
-               "alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
+               "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
+               "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
