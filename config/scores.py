@@ -14,6 +14,7 @@ class ScoreEntry(NamedTuple):
 
 SCORES = {
     "distinctness": ScoreEntry("cues.Distinctness"),
+    "border": ScoreEntry("cues.Border"),
     "attention": ScoreEntry("cues.Attention", backbone_only=True),
     "sdtps": ScoreEntry("sdtps.SDTPSScore"),
     "position": ScoreEntry("position.Position"),
