@@ -40,7 +40,7 @@ class Border(Score):
     """1 - mean cosine with the patches at the picture's border, in the own modality, float32, without gradient.
 
     The border is background where a picture is a crop around its object (the boundary prior of saliency detection: Wei et al.,
-    Geodesic saliency using background priors, ECCV 2012). After a stage that keeps few border patches all others count a little.
+    Geodesic saliency using background priors, ECCV 2012). The others count a little, for stages where few of it are left.
     """
 
     OTHERS = 0.01  # weight of a patch that is not at the border
