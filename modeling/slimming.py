@@ -5,7 +5,6 @@ of tokens depend on the configuration alone.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +16,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
-from demo_sdtps.modeling.class_attention import class_attention
-from demo_sdtps.modeling.sdtps import mean_of_dropped, select, take
+from demo_sdtps.modeling.class_attention import check_class_attention, class_attention
+from demo_sdtps.modeling.sdtps import select, softmax_mean, take
 from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ class Slimmed:
 class Slimming(nn.Module):
     """The stages of MODEL.SLIM_BLOCKS, each with a score of its own. `counts` are the patches that each keeps.
 
-    Raises `UserError` for blocks that the backbone does not have, and where less than one patch would be left.
+    Raises `UserError` for blocks that the backbone does not have, where less than one patch would be left, and for a score of
+    the class token's attention where the blocks' attention is not known.
     """
 
     def __init__(self, cfg: CfgNode, backbone: Backbone):
@@ -66,7 +66,9 @@ class Slimming(nn.Module):
         score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
         self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)
                                     for _ in self.blocks)
-        self.loss_weight = model.SLIM_LOSS_WEIGHT
+        for block, score in zip(self.blocks, self.stage_scores, strict=True):
+            if score.needs_attention:
+                check_class_attention(backbone.vit.blocks[block], f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}")
 
     @property
     def stage_scores(self) -> list[Score]:
@@ -145,7 +147,9 @@ class Slimming(nn.Module):
         extra = tokens.extra
         if self.merge:
             patches = tokens.values[:, prefix:prefix + places.shape[1]]
-            values = torch.cat([values, mean_of_dropped(patches, score, decision).to(values.dtype)], dim=1)
+            # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
+            dropped = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
+            values = torch.cat([values, softmax_mean(patches, dropped).to(values.dtype)], dim=1)
             extra += 1
         return Tokens(values, places.gather(1, kept), extra=extra)
 
@@ -156,20 +160,6 @@ class Slimming(nn.Module):
             index = torch.searchsorted(stage.scored[modality].contiguous(), stage.kept[modality])
             weights[modality] = self.stage_scores[-1].weight(score.gather(1, index))
         return weights
-
-
-def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Patches that stages leave of a grid of `patches`, each its share (SLIM_KEEP) of those of the stage before, rounded up.
-
-    Raises `UserError` where a share is less than one patch.
-    """
-    counts = []
-    for share in shares:
-        if patches * share < 1:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
-        patches = math.ceil(round(patches * share, 6))
-        counts.append(patches)
-    return tuple(counts)
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming | None:
