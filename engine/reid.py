@@ -54,6 +54,9 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
         return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum(), **sums}
 
+    def scalars(self) -> dict[str, float]:
+        return self.model.scalars()
+
     def is_due(self, epoch: int) -> bool:
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
 

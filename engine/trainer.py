@@ -32,12 +32,14 @@ from demo_sdtps.modeling.weights import current_names
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
 PART = "loss/"  # prefix of the names of the loss's parts
+GROUPS = {PART: "losses", "slimming/": "slimming"}
+"""Prefixes of the names of values that metrics.json has in a group of their own, and the names of the groups."""
 logger = logging.getLogger(__name__)
 
 
-def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
-    """The parts of the loss among the means of an epoch, by their names without "loss/"."""
-    return {name.removeprefix(PART): value for name, value in means.items() if name.startswith(PART)}
+def group(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Those of an epoch's values whose names begin with `prefix`, by their names without it."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 class Evaluation(NamedTuple):
@@ -95,6 +97,10 @@ class Trainer(ABC, Generic[Model, Batch]):
     def describe(self, means: Mapping[str, float]) -> str:
         """The means over an epoch's samples in a few words, for the log and the progress bar."""
 
+    def scalars(self) -> dict[str, float]:
+        """What is recorded of the model itself after every epoch, by name; "slimming/<name>" under "slimming"."""
+        return {}
+
     def is_due(self, epoch: int) -> bool:
         """Whether the model is evaluated after this epoch."""
         return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
@@ -125,7 +131,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         solver = self.cfg.SOLVER
         logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
         if not self.records and self.step == 0 and self.is_due(0):
-            self._report(0, {}, self._evaluate(0))
+            self._report(0, self.scalars(), self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
             self._train_epoch()
             self._finish_epoch()
@@ -180,11 +186,11 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        parts = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
+        parts = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
         logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
                     speed, self.unit, 100 * waited)
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
-        self._report(epoch, {**means, "lr": rate}, evaluation)
+        self._report(epoch, {**means, "lr": rate, **self.scalars()}, evaluation)
         self.epoch, self.step = epoch, 0
         if evaluation and evaluation.score > self.best:
             self.best = evaluation.score
@@ -206,9 +212,9 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        losses = {"losses": parts} if (parts := loss_parts(means)) else {}
-        self.records.append({"epoch": epoch, **{name: value for name, value in means.items() if not name.startswith(PART)},
-                             **losses, **(evaluation.record if evaluation else {})})
+        groups = {name: values for prefix, name in GROUPS.items() if (values := group(means, prefix))}
+        single = {name: value for name, value in means.items() if not name.startswith(tuple(GROUPS))}
+        self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})

@@ -86,6 +86,10 @@ class DeMo(nn.Module):
     def selector(self) -> Selector | None:
         return getattr(self, self.selector_name) if self.selector_name else None
 
+    def scalars(self) -> dict[str, float]:
+        """What a run records of the model after every epoch: "slimming/<stage>/<name>"."""
+        return {f"slimming/{name}": value for name, value in self.slimming.scalars().items()} if self.slimming else {}
+
     def forward(self, images: ByModality, cam_label: torch.Tensor,
                 return_pattern: int = 3) -> tuple[torch.Tensor | int, ...] | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation.

@@ -20,6 +20,7 @@ from demo_sdtps.modeling.class_attention import check_class_attention, class_att
 from demo_sdtps.modeling.sdtps import select, softmax_mean, take
 from demo_sdtps.modeling.selectors import make_score
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches
+from demo_sdtps.modeling.selectors.cues import attention_divergence
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class Slimming(nn.Module):
     def stage_scores(self) -> list[Score]:
         return list(self.scores)  # type: ignore[arg-type]  # a ModuleList does not know the type of its modules
 
+    def scalars(self) -> dict[str, float]:
+        """`Score.scalars` of every stage: "<stage>/<name>", stages counted from 0."""
+        return {f"{number}/{name}": value for number, score in enumerate(self.stage_scores)
+                for name, value in score.scalars().items()}
+
     def forward(self, backbone: Backbone, stem: ByModality, missing: frozenset[str] = frozenset(),
                 images: Mapping[str, torch.Tensor] | None = None, foreground: torch.Tensor | None = None) -> Slimmed:
         """Tokens after `blocks[0]` blocks, (B, P + N, C) by modality → those after all, slimmed.
@@ -95,16 +101,21 @@ class Slimming(nn.Module):
              foreground: torch.Tensor | None) -> Slimmed:
         names, given = tuple(stem), next(iter(stem.values())).dtype
         tokens, stages, losses, context, score = Tokens(torch.cat(list(stem.values()))), [], [], None, torch.zeros(())
-        for number, stop in enumerate((*self.blocks[1:], self.depth)):
+        students, distils = [], self.training and any(score.distil for score in self.stage_scores)
+        for number, stop in enumerate((*self.blocks[1:], self.depth - distils)):
             context = self._context(backbone, tokens, names, number, missing, images, foreground)
             own = self.stage_scores[number].scores(context)
             loss = self.stage_scores[number].loss(own, context)
             losses += [] if loss is None else [loss]
+            students.append((_places(tokens, self.grid), torch.cat(list(own.values()))))
             scores = self._summed(own, missing) if self.shared else own
             score = torch.cat(list(scores.values()))
             slimmed = self._drop(number, backbone.vit.num_prefix_tokens, tokens, score, context)
             stages.append(Stage(context.places, scores, _split(_places(slimmed, self.grid), names)))
             tokens = backbone.run_blocks(slimmed, self.blocks[number], stop)
+        if distils:
+            losses += self._distillation(backbone, tokens, students)
+            tokens = backbone.run_blocks(tokens, self.depth - 1, self.depth)
         prefix = backbone.vit.num_prefix_tokens
         values = backbone.finish(tokens.values[:, :prefix + self.counts[-1]])
         values = values.to(given) if backbone.precision else values
@@ -123,6 +134,15 @@ class Slimming(nn.Module):
         shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
         return Context(_split(tokens.values[:, patches], names), _split(tokens.values[:, 0], names), self.grid,
                        missing=missing, attention=attention, places=by_name, foreground=shares, images=images)
+
+    def _distillation(self, backbone: Backbone, tokens: Tokens,
+                      students: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        """The divergence of each stage's scores (places and score, B × n) from the attention of the last block, whose input
+        is `tokens`, over the patches that are left."""
+        places, prefix = _places(tokens, self.grid), backbone.vit.num_prefix_tokens
+        attention = class_attention(backbone, tokens, self.depth - 1)[..., prefix:prefix + places.shape[1]]
+        return [scorer.distil * attention_divergence(_at(places, scored, score), attention)
+                for scorer, (scored, score) in zip(self.stage_scores, students, strict=True)]
 
     @staticmethod
     def _summed(scores: ByModality, missing: frozenset[str]) -> ByModality:
@@ -157,8 +177,7 @@ class Slimming(nn.Module):
         """Of the patches that the last stage kept."""
         weights = {}
         for modality, score in stage.score.items():
-            index = torch.searchsorted(stage.scored[modality].contiguous(), stage.kept[modality])
-            weights[modality] = self.stage_scores[-1].weight(score.gather(1, index))
+            weights[modality] = self.stage_scores[-1].weight(_at(stage.kept[modality], stage.scored[modality], score))
         return weights
 
 
@@ -178,6 +197,11 @@ def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
     if tokens.places is not None:
         return tokens.places
     return torch.arange(grid[0] * grid[1], device=tokens.values.device).expand(len(tokens.values), -1)
+
+
+def _at(places: torch.Tensor, scored: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """The scores of the patches at `places` (B, K) on the grid, given those (B, n) of the patches `scored` (B, n)."""
+    return score.gather(1, torch.searchsorted(scored.contiguous(), places))
 
 
 def _split(rows: torch.Tensor, names: Sequence[str]) -> ByModality:

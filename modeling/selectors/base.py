@@ -67,6 +67,7 @@ class Score(nn.Module, ABC):
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     gumbel_tau: float | None = None  # temperature of slimming's straight-through gradient to the score; None: no such gradient
+    distil = 0.0  # weight of slimming's loss that draws the score to what the class token attends to in the last block
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__()
@@ -87,6 +88,10 @@ class Score(nn.Module, ABC):
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
         """A loss of the scores (B, N) in training, a scalar with its weight; None for none."""
         return None
+
+    def scalars(self) -> dict[str, float]:
+        """What a run records of the score after every epoch, by name."""
+        return {}
 
     def weight(self, score: torch.Tensor) -> torch.Tensor:
         """Score (B, N) → weights (B, N), 0 or greater, of a weighted mean of the patches; all 0 where the score is constant."""

@@ -20,6 +20,17 @@ def mean_attention(attention: torch.Tensor) -> torch.Tensor:
     return attention.detach().float().mean(dim=1)
 
 
+def attention_divergence(score: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+    """Kullback-Leibler divergence of softmax(score) from attention weights, mean over B: score (B, N), attention
+    (B, heads, N) → a scalar.
+
+    The weights are averaged over the heads and scaled to the sum 1 over the N patches; no gradient goes to them.
+    """
+    target = mean_attention(attention)
+    target = target / target.sum(dim=-1, keepdim=True)
+    return F.kl_div(score.float().log_softmax(dim=-1), target, reduction="batchmean")
+
+
 class Distinctness(Score):
     """`distinctness` in the own modality."""
 
