@@ -29,6 +29,9 @@ SCORES = {
 }
 """Scores by name. The last two are controls of the studies."""
 
+WITHOUT_WEIGHTS = ("distinctness", "attention", "random", "tome", "editor")
+"""Those that any checkpoint can be evaluated with, as they need no training."""
+
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
 
