@@ -29,7 +29,7 @@ SCORES = {
 }
 """Scores by name. The last two are controls of the studies."""
 
-WITHOUT_WEIGHTS = ("distinctness", "attention", "random", "tome", "editor")
+WITHOUT_WEIGHTS = ("distinctness", "border", "attention", "random", "tome", "editor")
 """Those that any checkpoint can be evaluated with, as they need no training."""
 
 MASK = "MASK"
