@@ -36,8 +36,8 @@ class ToMe(Score):
         super().__init__(cfg, width, grid)
         name, shares = cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_KEEP)
         if min(shares) < 0.5:
-            raise UserError(f"MODEL.SLIM_KEEP is {shares}, but MODEL.SLIM_SCORE {name!r} can merge at most half of the patches at "
-                            "a block; keep 0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
+            raise UserError(f"MODEL.SLIM_KEEP is {shares}, but MODEL.SLIM_SCORE {name!r} can merge at most half of the patches "
+                            "at a block; keep 0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         keys = context.keys[context.modality]
