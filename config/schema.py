@@ -107,7 +107,8 @@ KEYS = (
     Key("MODEL.SLIM_SCORE", "distinctness", "score by which patches are kept, one of config/scores.py"),
     Key("MODEL.SLIM_SHARED", True, "keep the same places in all modalities, by the sum of the scores of those present; False: "
         "each its own"),
-    Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token"),
+    Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
+        "each into the patch most like it"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 1.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),
     Key("MODEL.SLIM_HIDDEN", 64, "hidden width of SLIM_SCORE supervised", *POSITIVE),
     Key("MODEL.SLIM_TAU", 1.0, "temperature of the straight-through gradient of SLIM_SCORE learned; 0: a gradient through the "

@@ -1,4 +1,4 @@
-"""Attention of the class token in a block of timm's VisionTransformer or Eva, without running the block."""
+"""Keys and the class token's attention in a block of timm's VisionTransformer or Eva, without running the block."""
 from __future__ import annotations
 
 from typing import Any
@@ -20,13 +20,8 @@ def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Ten
 
     Costs the block's keys, about a twelfth of the block.
     """
-    block: Any = backbone.vit.blocks[index]
-    attention, values = block.attn, tokens.values
-    seen = values if isinstance(block, EvaBlockPostNorm) else block.norm1(values)
-    (query_weight, query_bias), (key_weight, key_bias) = _projections(attention)
-    query = F.linear(seen[:, :1], query_weight, query_bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-    key = F.linear(seen, key_weight, key_bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-    query, key = attention.q_norm(query), attention.k_norm(key)
+    attention: Any = backbone.vit.blocks[index].attn
+    query, key = _projected(backbone, tokens.values[:, :1], index, is_key=False), keys(backbone, tokens, index)
     rope = backbone.block_arguments(tokens)(index).get("rope")
     if rope is not None:
         prefix = attention.num_prefix_tokens
@@ -49,8 +44,23 @@ def check_class_attention(block: nn.Module, what: str) -> None:
                         f"({type(block).__name__}) is computed in another way; choose another score or backbone.")
 
 
+@torch.no_grad()
+def keys(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
+    """Keys of all L tokens in block `index`, whose input is `tokens`, before a rotary embedding → (B, heads, L, D)."""
+    return _projected(backbone, tokens.values, index, is_key=True)
+
+
+def _projected(backbone: Backbone, values: torch.Tensor, index: int, is_key: bool) -> torch.Tensor:
+    """Queries or keys of tokens (B, L, C) → (B, heads, L, D)."""
+    block: Any = backbone.vit.blocks[index]
+    attention = block.attn
+    seen = values if isinstance(block, EvaBlockPostNorm) else block.norm1(values)
+    heads = F.linear(seen, *_projections(attention)[is_key]).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+    return (attention.k_norm if is_key else attention.q_norm)(heads)
+
+
 def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Weight and bias of the queries and of the keys."""
+    """Weight and bias of the queries, and of the keys."""
     if getattr(attention, "qkv", None) is None:
         # Detached: autocast would keep the half-precision copy of a parameter, made here without gradient, for the block.
         return [(layer.weight.detach(), layer.bias) for layer in (attention.q_proj, attention.k_proj)]

@@ -1,4 +1,4 @@
-"""Slimming drops patches between the blocks of the backbone, by a score, and merges them into an extra token (docs/method.md).
+"""Slimming drops patches between the blocks of the backbone, by a score, and merges them (docs/method.md).
 
 Several modalities stand on the batch axis, one after the other, so that a stage is one gather, whatever it keeps. The numbers
 of tokens depend on the configuration alone.
@@ -16,8 +16,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
-from demo_sdtps.modeling.class_attention import check_class_attention, class_attention
-from demo_sdtps.modeling.sdtps import select, softmax_mean, take
+from demo_sdtps.modeling.class_attention import check_class_attention, class_attention, keys
+from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.selectors import make_score
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches
 from demo_sdtps.modeling.selectors.cues import attention_divergence
@@ -130,10 +130,13 @@ class Slimming(nn.Module):
         if self.stage_scores[number].needs_attention:
             seen = class_attention(backbone, tokens, self.blocks[number])
             attention = _split(seen[..., patches], names)
+        metric = {}
+        if self.stage_scores[number].needs_keys:
+            metric = _split(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
         by_name = _split(places, names)
         shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
         return Context(_split(tokens.values[:, patches], names), _split(tokens.values[:, 0], names), self.grid,
-                       missing=missing, attention=attention, places=by_name, foreground=shares, images=images)
+                       missing=missing, attention=attention, keys=metric, places=by_name, foreground=shares, images=images)
 
     def _distillation(self, backbone: Backbone, tokens: Tokens,
                       students: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
@@ -151,7 +154,7 @@ class Slimming(nn.Module):
         return dict.fromkeys(scores, total)
 
     def _drop(self, number: int, prefix: int, tokens: Tokens, score: torch.Tensor, context: Context) -> Tokens:
-        """Keep the best patches; merge the others into an extra token at the end."""
+        """Keep the best patches, and merge the others as the score says (`Score.merge`)."""
         keep, scorer, places = self.counts[number], self.stage_scores[number], _places(tokens, self.grid)
         if keep == places.shape[1]:
             return tokens
@@ -160,18 +163,13 @@ class Slimming(nn.Module):
         kept = kept.sort(dim=1).values  # in the order of the grid
         first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)
         last = torch.arange(tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device)
-        values = take(tokens.values, torch.cat([first, kept + prefix, last.expand(len(kept), -1)], dim=1))
+        index = torch.cat([first, kept + prefix, last.expand(len(kept), -1)], dim=1)
+        values, sizes = take(tokens.values, index), None if tokens.sizes is None else tokens.sizes.gather(1, index)
         if tau:
             # The factor is 1; it carries the straight-through gradient.
             values = values * F.pad(decision.gather(1, kept), (prefix, tokens.extra), value=1.0).unsqueeze(-1)
-        extra = tokens.extra
-        if self.merge:
-            patches = tokens.values[:, prefix:prefix + places.shape[1]]
-            # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
-            dropped = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
-            values = torch.cat([values, softmax_mean(patches, dropped).to(values.dtype)], dim=1)
-            extra += 1
-        return Tokens(values, places.gather(1, kept), extra=extra)
+        slimmed = Tokens(values, places.gather(1, kept), sizes, tokens.extra)
+        return scorer.merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
 
     def _weights(self, stage: Stage) -> ByModality:
         """Of the patches that the last stage kept."""

@@ -31,6 +31,11 @@ class Tokens:
     sizes: torch.Tensor | None = None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
     extra: int = 0  # E
 
+    def patches(self, count: int) -> torch.Tensor:
+        """(B, n, C) of the n = `count` patches."""
+        end = self.values.shape[1] - self.extra
+        return self.values[:, end - count:end]
+
     def with_values(self, values: torch.Tensor) -> "Tokens":
         return Tokens(values, self.places, self.sizes, self.extra)
 

@@ -13,7 +13,8 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, take
+from demo_sdtps.modeling.backbones.base import Tokens
+from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, softmax_mean, take
 
 if TYPE_CHECKING:
     from demo_sdtps.modeling.slimming import Stage
@@ -35,6 +36,7 @@ class Context:
     global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
+    keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
     mask: ByModality = field(default_factory=dict)  # (B, N) bool, False for a patch that must not be kept; empty: all may
     places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
@@ -66,6 +68,7 @@ class Score(nn.Module, ABC):
     """
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
+    needs_keys = False  # whether it reads `Context.keys`
     gumbel_tau: float | None = None  # temperature of slimming's straight-through gradient to the score; None: no such gradient
     distil = 0.0  # weight of slimming's loss that draws the score to what the class token attends to in the last block
 
@@ -88,6 +91,17 @@ class Score(nn.Module, ABC):
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
         """A loss of the scores (B, N) in training, a scalar with its weight; None for none."""
         return None
+
+    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
+        """What slimming does with the patches it drops, with MODEL.SLIM_MERGE: `tokens` with n patches, and `slimmed` with the
+        kept of them, have the rows of all modalities, as `score` and `decision` (B, n), 1 for a kept patch and 0 for another.
+
+        By default the mean of the dropped patches, weighted by the softmax of their scores, is an extra token.
+        """
+        # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
+        logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
+        extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
+        return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
 
     def scalars(self) -> dict[str, float]:
         """What a run records of the score after every epoch, by name."""

@@ -1,0 +1,260 @@
+"""Scores of slimming that learn or merge, and peers' scores, against slow versions of themselves, alone and in the model."""
+from dataclasses import replace
+
+import pytest
+import torch
+from commands import cli_args_for, records_of
+from golden_cases import relative_error
+from reference import cues as reference_cues
+from reference import slim_scores as reference
+from tiny import random_images, tiny_cfg, tiny_model
+
+from demo_sdtps import train_net
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.modeling.backbones.base import Tokens
+from demo_sdtps.modeling.class_attention import keys
+from demo_sdtps.modeling.selectors import make_score
+from demo_sdtps.modeling.selectors.base import Context
+from demo_sdtps.modeling.selectors.cues import attention_divergence
+from demo_sdtps.modeling.selectors.learned import CUES
+from demo_sdtps.tools import profile_flops
+
+WIDTH, GRID, HEADS, PATCHES = 24, (5, 3), 3, 15
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]")
+"""Of the tiny model's 32 patches, 24 are left, then 12."""
+
+
+def context_of(seed, batch=3, **fields):
+    """A random context; `fields` are names and shapes of further ones."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"tokens": (PATCHES, WIDTH), "class_tokens": (WIDTH,), **fields}
+    return Context(grid=GRID, **{name: {modality: torch.randn(batch, *shape, generator=generator) for modality in MODALITIES}
+                                 for name, shape in shapes.items()})
+
+
+def score_of(name, *opts, seed=1):
+    torch.manual_seed(seed)
+    return make_score(name, tiny_cfg(*opts), WIDTH, GRID)
+
+
+def one_modality(seed):
+    """Images of one modality and their cameras."""
+    images, cameras = random_images(seed)
+    return images["RGB"], cameras
+
+
+def learned_context(seed, **changes):
+    context = context_of(seed, attention=(HEADS, PATCHES))
+    return replace(context, attention={name: part.softmax(dim=-1) for name, part in context.attention.items()}, **changes)
+
+
+@pytest.mark.parametrize("context", [context_of(1), learned_context(2)], ids=["without_attention", "with"])
+def test_learned_starts_as_the_published_score(context):
+    learned, published = score_of("learned"), score_of("sdtps")
+    learned.score_predictor.load_state_dict(published.score_predictor.state_dict())
+    for modality, score in published.scores(context).items():
+        torch.testing.assert_close(learned.scores(context)[modality], score)
+
+
+@pytest.mark.parametrize("missing", [(), ("NI",), ("NI", "TI")], ids=str)
+def test_cues_of_learned(missing):
+    """Each against its slow version; a missing modality is no evidence for another."""
+    context, score = learned_context(3, missing=frozenset(missing)), score_of("learned").eval()
+    score.map.uniform_(generator=torch.Generator().manual_seed(4))
+    found = score.parts(context.tokens["RGB"], context.of("RGB"))
+    assert list(found) == list(CUES) == list(score.scalars())
+
+    def normalised(values):
+        values = torch.stack(list(values))
+        return (values - values.min()) / (values.max() - values.min())
+
+    for sample in range(3):
+        tokens, guides = ({name: part[sample].double() for name, part in parts.items()}
+                          for parts in (context.tokens, context.class_tokens))
+        cosines = {name: normalised(reference.cosine(patch, guide) for patch in tokens["RGB"])
+                   for name, guide in guides.items()}
+        present = [name for name in MODALITIES if name not in missing]
+        distinct = {name: torch.stack(reference_cues.distinctness(tokens[name])) for name in present}
+        expected = {
+            "own_cosine": cosines["RGB"],
+            "other_cosines": sum((cosines[name] for name in present[1:]), torch.zeros(PATCHES, dtype=torch.double)),
+            "distinctness": normalised(distinct["RGB"]), "summed_distinctness": normalised(sum(distinct.values())),
+            "attention": normalised(reference_cues.mean_attention(context.attention["RGB"][sample].double())),
+            "position": normalised(score.map.double())}
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name][sample].double(), values, atol=1e-5, rtol=0)
+
+
+def test_learned_is_the_weighted_sum_of_its_cues_with_a_gradient_to_the_weights_and_the_mlp():
+    context, score = learned_context(5), score_of("learned").eval()
+    torch.nn.init.normal_(score.weights)
+    for modality, found in score.scores(context).items():
+        parts = score.parts(context.tokens[modality], context.of(modality))
+        torch.testing.assert_close(found, sum(weight * parts[name] for name, weight in zip(CUES, score.weights, strict=True)))
+        assert [name for name, part in parts.items() if part.requires_grad] == ["mlp"]
+
+
+@pytest.mark.parametrize("options", [{}, {"TAU": 0}, {"TAU": 0, "MERGE": False, "DISTIL": 1.0}, {"DISTIL": 0.5}], ids=str)
+def test_training_moves_the_weights_of_learned(options):
+    """Of every stage, straight through the choice, through the extra token alone, or drawn to the last block's attention."""
+    opts = [part for name, value in options.items() for part in (f"MODEL.SLIM_{name}", value)]
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", *opts).train()
+    images, cameras = random_images(6)
+    before, labels = model.scalars(), torch.arange(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    for _ in range(3):
+        logits, _, *rest = model(images, cameras)
+        loss = torch.nn.functional.cross_entropy(logits, labels) + sum(part.sum() for part in rest[2 * len(model.widths) - 2:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = model.scalars()
+    assert list(after) == [f"slimming/{stage}/{name}" for stage in range(2) for name in CUES]
+    assert all(after[name] != before[name] for name in after)
+
+
+def test_distillation_draws_the_scores_to_the_attention_of_the_last_block():
+    """Steps on this loss alone lower it, and without it there is none."""
+    images, cameras = random_images(7)
+    assert len(tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned").train()(images, cameras)) % 2 == 0
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", "MODEL.SLIM_DISTIL", 1.0).train()
+    optimizer = torch.optim.SGD(model.slimming.parameters(), lr=1.0)
+    losses = []
+    for _ in range(5):
+        losses.append(model(images, cameras)[-1])
+        optimizer.zero_grad()
+        losses[-1].sum().backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
+def test_divergence_from_attention():
+    generator = torch.Generator().manual_seed(8)
+    score = torch.randn(3, 7, dtype=torch.double, generator=generator, requires_grad=True)
+    attention = torch.rand(3, HEADS, 7, dtype=torch.double, generator=generator)
+    found = attention_divergence(score, attention)
+    expected = torch.zeros(())
+    for sample in range(3):
+        target = attention[sample].mean(dim=0) / attention[sample].mean(dim=0).sum()
+        share = score[sample].exp() / score[sample].exp().sum()
+        expected = expected + sum(p * (p / q).log() for p, q in zip(target, share, strict=True)) / 3
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    gradients = (torch.autograd.grad(value, score)[0] for value in (found, expected))
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-5)
+
+
+def test_learned_without_anything_that_trains_it_is_refused():
+    with pytest.raises(UserError, match=r"nothing trains it: MODEL.SLIM_TAU .* set one of them\.$"):
+        tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", "MODEL.SLIM_TAU", 0, "MODEL.SLIM_MERGE", False)
+
+
+def test_the_weights_of_learned_are_recorded_after_every_epoch(command, tiny_root, tmp_path):
+    words = cli_args_for(tiny_root, *SLIM, "MODEL.SLIM_SCORE", "learned", "SOLVER.EVAL_UNTRAINED", "True", "OUTPUT_DIR",
+                         tmp_path / "run")
+    assert command(train_net.main, *words)[0] == 0
+    records = [record["slimming"] for record in records_of(tmp_path / "run")]
+    assert [list(record) for record in records] == 3 * [[f"{stage}/{name}" for stage in range(2) for name in CUES]]
+    assert records[0]["1/mlp"] == CUES["mlp"] != records[1]["1/mlp"] != records[2]["1/mlp"]
+    weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]["slimming.scores.1.weights"]
+    assert list(records[2].values())[len(CUES):] == weights.tolist()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("count", [8, 12])
+def test_tome_against_its_description(count, shared):
+    """Merged patches and sizes, of patches that already stand for several, and gradients; with one choice for all modalities
+    the partners are still each one's own."""
+    given = context_of(9, keys=(PATCHES, 7)).keys
+    generator = torch.Generator().manual_seed(10)
+    values = torch.randn(9, 1 + PATCHES, WIDTH, generator=generator, requires_grad=True)
+    sizes = torch.randint(1, 5, (9, 1 + PATCHES), generator=generator).float()
+    context = replace(context_of(9), keys=given)
+    score = score_of("tome", *SLIM)
+    found = score.scores(context)
+    scores = torch.cat([sum(found.values())] * 3 if shared else list(found.values()))
+    kept = scores.argsort(dim=1, descending=True)[:, :count].sort(dim=1).values
+    decision = torch.zeros_like(scores).scatter(1, kept, 1.0)
+    rows = torch.arange(9).unsqueeze(1)
+    slimmed = Tokens(torch.cat([values[:, :1], values[:, 1:][rows, kept]], dim=1), kept)
+    merged = score.merge(Tokens(values, sizes=sizes), slimmed, scores, decision, context)
+    exact, all_keys = values.detach().double().requires_grad_(), torch.cat(list(given.values())).double()
+    expected = []
+    for row in range(9):
+        likeness = scores[row].argsort()[:PATCHES - count].tolist() if shared else None
+        means, counts, dropped = reference.merged(exact[row, 1:], sizes[row, 1:].double(), all_keys[row], count, likeness)
+        assert dropped == set(range(PATCHES)) - set(kept[row].tolist())
+        torch.testing.assert_close(merged.sizes[row], torch.cat([torch.ones(1), counts.float()]))
+        expected.append(torch.cat([exact[row, :1], means]))
+    torch.testing.assert_close(merged.values.double(), torch.stack(expected), atol=1e-5, rtol=1e-5)
+    probe = torch.randn(merged.values.shape, generator=generator)
+    (merged.values * probe).sum().backward()
+    (torch.stack(expected) * probe).sum().backward()
+    assert relative_error(values.grad, exact.grad) < 1e-5
+
+
+@pytest.mark.parametrize("options", [(), ("MODEL.SLIM_SHARED", False), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")],
+                         ids=str)
+def test_tome_in_the_model(options):
+    """The fused kernel and the plain one agree with sizes as weights, and every patch counts once."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "tome", *options).eval()
+    images, cameras = random_images(11)
+    sizes, run = [], model.backbone.run_blocks
+    model.backbone.run_blocks = lambda tokens, *blocks: sizes.append(tokens.sizes) or run(tokens, *blocks)
+    features = []
+    for fused in (True, False):
+        model.backbone.fused_attention = fused
+        with torch.no_grad():
+            features.append(model(images, cameras))
+    torch.testing.assert_close(*features, atol=1e-5, rtol=1e-4)
+    patches, prefix = model.backbone.num_patches, model.backbone.vit.num_prefix_tokens
+    assert [None if part is None else part[:, prefix:].sum(dim=1).unique().tolist() for part in sizes] == 2 * [
+        None, [patches], [patches]]
+
+
+@pytest.mark.parametrize("name", ["test_vit", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"])
+def test_keys_are_those_of_the_next_block(name):
+    """Before a rotary embedding."""
+    backbone = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", 8).eval().backbone
+    seen, tokens = [], Tokens(backbone.stem(*one_modality(15), 2))
+    backbone.vit.blocks[2].attn.k_norm.register_forward_hook(lambda module, arguments, output: seen.append(output))
+    found = keys(backbone, tokens, 2)
+    with torch.no_grad(), backbone.ready(found.device):
+        backbone.run_blocks(tokens, 2, 3)
+    _, expected = seen
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_merged_token_weighs_as_much_as_its_patches():
+    """A token of size 2 in attention and two equal tokens of size 1 give the same other tokens."""
+    backbone = tiny_model(seed=12).eval().backbone
+    values = torch.randn(2, 6, 64, generator=torch.Generator().manual_seed(13))
+    doubled = torch.cat([values, values[:, -1:]], dim=1)
+    sizes = torch.ones(2, 6)
+    sizes[:, -1] = 2
+    for fused in (True, False):
+        backbone.fused_attention = fused
+        with torch.no_grad(), backbone.ready(values.device):
+            merged, apart = (backbone.run_blocks(tokens, 0, 3).values
+                             for tokens in (Tokens(values, sizes=sizes), Tokens(doubled)))
+        torch.testing.assert_close(merged, apart[:, :6], atol=1e-5, rtol=1e-4)
+
+
+def test_tome_without_merging_drops_the_same_patches():
+    images, cameras = random_images(14)
+    merged, dropped = (tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "tome",
+                                  "MODEL.SLIM_MERGE", merge).eval().encode(images, cameras) for merge in (True, False))
+    assert all(torch.equal(merged.places[name], dropped.places[name]) for name in MODALITIES)
+    assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
+
+
+def test_tome_keeps_at_least_half():
+    with pytest.raises(UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but .* 'tome' .* by more MODEL.SLIM_BLOCKS\.$"):
+        tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", "tome")
+
+
+@pytest.mark.parametrize("score", ["learned", "tome"])
+def test_operations_are_counted(score, caplog):
+    cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()
+    assert profile_flops.count_macs(cfg, model)["slimming"] > 0
+    assert "Not counted" not in caplog.text
