@@ -27,7 +27,7 @@ def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Ten
         prefix = attention.num_prefix_tokens
         turned = apply_rot_embed_cat(key[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))
         key = torch.cat([key[:, :, :prefix], turned.to(key.dtype)], dim=2)
-    with torch.autocast(values.device.type, enabled=False):
+    with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * attention.scale) @ key.float().transpose(-2, -1)
         if tokens.sizes is not None:
             logits = logits + tokens.sizes.log()[:, None, None, :]
