@@ -5,7 +5,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
 from demo_sdtps.config.common import CLIP_BACKBONE, UserError, nearest
-from demo_sdtps.config.scores import SCORES, reads_masks
+from demo_sdtps.config.scores import SCORES, reads_masks, score_entry
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -29,8 +29,8 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
                         "position embedding has one grid; make them equal.")
     name, patch = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T):
-        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its pretrained weights has a patch size of its "
+    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T == "hub"):
+        raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
                         "own; set it to 0.")
     backbone_class(name)
     check_device(cfg)
@@ -48,6 +48,7 @@ def _check_slimming(cfg: CfgNode) -> None:
     """Raise `UserError` for slimming settings that do not fit each other; those that do not fit the backbone it refuses."""
     model = cfg.MODEL
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
+    score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
     if len(blocks) != len(keep):
         raise UserError(f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
                         "block; give both as many.")

@@ -81,7 +81,7 @@ KEYS = (
         "the backbone: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any VisionTransformer or Eva of timm with a "
         "class token and a position embedding (docs/method.md)"),
     Key("MODEL.PRETRAIN_PATH_T", "", "weights of the backbone: a file, 'hub' (timm downloads them), or '' (random)"),
-    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a backbone without pretrained weights; 0: the backbone's own",
+    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a backbone without published weights; 0: the backbone's own",
         *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),
     Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block, rising linearly from 0; not for CLIP's backbone",

@@ -14,6 +14,7 @@ class ScoreEntry(NamedTuple):
 
 SCORES = {
     "distinctness": ScoreEntry("cues.Distinctness"),
+    "border": ScoreEntry("cues.Border"),
     "attention": ScoreEntry("cues.Attention", backbone_only=True),
     "sdtps": ScoreEntry("sdtps.SDTPSScore"),
     "position": ScoreEntry("position.Position"),
@@ -27,6 +28,9 @@ SCORES = {
     "mask": ScoreEntry("controls.Mask", masks="always"),
 }
 """Scores by name. The last two are controls of the studies."""
+
+WITHOUT_WEIGHTS = ("distinctness", "border", "attention", "random", "tome", "editor")
+"""Those that any checkpoint can be evaluated with, as they need no training."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""

@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import apply_rot_embed_cat
-from timm.models.eva import EvaBlockPostNorm
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import Block
+from torch import nn
 
+from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 
 
@@ -24,10 +27,21 @@ def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Ten
         prefix = attention.num_prefix_tokens
         turned = apply_rot_embed_cat(key[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))
         key = torch.cat([key[:, :, :prefix], turned.to(key.dtype)], dim=2)
-    logits = (query.float() * attention.scale) @ key.float().transpose(-2, -1)
-    if tokens.sizes is not None:
-        logits = logits + tokens.sizes.log()[:, None, None, :]
-    return logits.softmax(dim=-1).squeeze(2)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = (query.float() * attention.scale) @ key.float().transpose(-2, -1)
+        if tokens.sizes is not None:
+            logits = logits + tokens.sizes.log()[:, None, None, :]
+        return logits.softmax(dim=-1).squeeze(2)
+
+
+def check_class_attention(block: nn.Module, what: str) -> None:
+    """Raise `UserError`, `what` first in the sentence, for a block whose attention this file does not know."""
+    attention = getattr(block, "attn", None)
+    is_known = isinstance(block, (Block, EvaBlock, EvaBlockPostNorm)) \
+        and isinstance(attention, (Attention, AttentionRope, EvaAttention))
+    if not is_known or getattr(attention, "num_kv_groups", 1) != 1:
+        raise UserError(f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
+                        f"({type(block).__name__}) is computed in another way; choose another score or backbone.")
 
 
 @torch.no_grad()
@@ -48,7 +62,8 @@ def _projected(backbone: Backbone, values: torch.Tensor, index: int, is_key: boo
 def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Weight and bias of the queries, and of the keys."""
     if getattr(attention, "qkv", None) is None:
-        return [(layer.weight, layer.bias) for layer in (attention.q_proj, attention.k_proj)]
+        # Detached: autocast would keep the half-precision copy of a parameter, made here without gradient, for the block.
+        return [(layer.weight.detach(), layer.bias) for layer in (attention.q_proj, attention.k_proj)]
     weights = attention.qkv.weight.chunk(3)[:2]
     if getattr(attention, "q_bias", None) is not None:
         return list(zip(weights, (attention.q_bias, attention.k_bias), strict=True))

@@ -157,7 +157,9 @@ class DeMo(nn.Module):
         if self.slimming:
             seen = self._stem(present, cam_label)
             blank = self._blank_stem(blank_images, cam_label) if absent else seen
-            return [self._slim({name: (blank if name in case else seen)[name] for name in _present(images)}, images, case)
+            return [self._slim({name: (blank if name in case else seen)[name] for name in _present(images)},
+                               images | {name: _zeros(image, len(image)) for name, image in blank_images.items()
+                                         if name in case}, case)
                     for case in cases]
         full = self.encode(present, cam_label)
         empty = self._encode_blank(blank_images, cam_label) if absent else full
@@ -217,8 +219,12 @@ def _present(images: ByModality) -> ByModality:
 def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor]:
     """Zero images in the place of `images`, one for each camera of `cam_label` (B,), and these cameras."""
     cameras = cam_label.unique()
-    blank = {modality: torch.zeros_like(image[:1]).expand(len(cameras), -1, -1, -1) for modality, image in images.items()}
-    return blank, cameras
+    return {modality: _zeros(image, len(cameras)) for modality, image in images.items()}, cameras
+
+
+def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` images of zeros like `image` (B, 3, H, W), in the memory of one."""
+    return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
 
 
 def _mixed(seen: Context, blank: Context, missing: frozenset[str]) -> Context:

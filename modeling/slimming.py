@@ -5,7 +5,6 @@ of tokens depend on the configuration alone.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +16,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
-from demo_sdtps.modeling.class_attention import class_attention, keys
+from demo_sdtps.modeling.class_attention import check_class_attention, class_attention, keys
 from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches
 from demo_sdtps.modeling.selectors.cues import attention_divergence
 
 
@@ -52,7 +51,8 @@ class Slimmed:
 class Slimming(nn.Module):
     """The stages of MODEL.SLIM_BLOCKS, each with a score of its own. `counts` are the patches that each keeps.
 
-    Raises `UserError` for blocks that the backbone does not have, and where less than one patch would be left.
+    Raises `UserError` for blocks that the backbone does not have, where less than one patch would be left, and for a score of
+    the class token's attention where the blocks' attention is not known.
     """
 
     def __init__(self, cfg: CfgNode, backbone: Backbone):
@@ -67,7 +67,9 @@ class Slimming(nn.Module):
         score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
         self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)
                                     for _ in self.blocks)
-        self.loss_weight = model.SLIM_LOSS_WEIGHT
+        for block, score in zip(self.blocks, self.stage_scores, strict=True):
+            if score.needs_attention or score.needs_keys:
+                check_class_attention(backbone.vit.blocks[block], f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}")
 
     @property
     def stage_scores(self) -> list[Score]:
@@ -177,20 +179,6 @@ class Slimming(nn.Module):
         return weights
 
 
-def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Patches that stages leave of a grid of `patches`, each its share (SLIM_KEEP) of those of the stage before, rounded up.
-
-    Raises `UserError` where a share is less than one patch.
-    """
-    counts = []
-    for share in shares:
-        if patches * share < 1:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
-        patches = math.ceil(round(patches * share, 6))
-        counts.append(patches)
-    return tuple(counts)
-
-
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming | None:
     """The slimming of a configuration, None for empty MODEL.SLIM_BLOCKS. Raises `UserError` for settings that do not fit."""
     return Slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
@@ -206,7 +194,7 @@ def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
     """(B, n) int64: index on the grid of each patch."""
     if tokens.places is not None:
         return tokens.places
-    return torch.arange(grid[0] * grid[1], device=tokens.values.device).expand(len(tokens.values), -1)
+    return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(len(tokens.values), 1)
 
 
 def _at(places: torch.Tensor, scored: torch.Tensor, score: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from golden_cases import relative_error
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.pretrained import load_pretrained
 from demo_sdtps.modeling.weights import to_demo
 from demo_sdtps.tools import convert_checkpoint, export_features
 
@@ -84,6 +85,17 @@ def test_to_demo_and_back(convert, ours, tmp_path):
     assert all(isinstance(tensor, torch.Tensor) for tensor in bare.values())
     content, _ = convert(tmp_path / "demo.pth", tmp_path / "ours.pth", "ours")
     assert_same(dict(sorted(content["model"].items())), dict(sorted(expected.items())))
+
+
+def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_path):
+    """Of the same patch size, though the backbone's own is another."""
+    for source in (ours, demo):
+        weights, said = convert(source, tmp_path / "backbone.pth", "backbone", "--overwrite")
+        assert f"MODEL.PRETRAIN_PATH_T {tmp_path / 'backbone.pth'}" in said
+        model = make_model(load_cfg(CONFIG, [*words[2:], "MODEL.PRETRAIN_PATH_T", str(tmp_path / "backbone.pth")]), 3, 2)
+        assert "0 missing" in load_pretrained(model.backbone, "test_vit", str(tmp_path / "backbone.pth"))
+        expected = torch.load(ours, weights_only=True)["model"]
+        assert_same(model.backbone.vit.state_dict(), {name: expected[f"backbone.vit.{name}"] for name in weights})
 
 
 def test_a_prefix_goes_and_half_precision_stays(convert, demo, tmp_path):

@@ -1,4 +1,4 @@
-"""Where the patches that SDTPS keeps lie: the command against a slow version of it."""
+"""Where the patches that SDTPS and slimming keep lie: the command against a slow version of it."""
 import json
 import shutil
 from itertools import combinations
@@ -115,6 +115,7 @@ def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
             modality, missing, cfg.MODEL.SDTPS_BETA, cfg.MODEL.SDTPS_GUIDE_MISSING)
         kept = reference.kept(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
         shares = {"base_rate": sum(here) / len(here), "kept": sum(here[patch] for patch in kept) / len(kept)}
+        shares["recall"] = sum(here[patch] for patch in kept) / sum(here) if any(here) else None
         precisions = {name: reference.average_precision(scores, here) for name, scores in parts.items() if name not in missing}
         for name, value in (shares | precisions).items():
             row.setdefault(name, []).append(value)
@@ -123,9 +124,9 @@ def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
 
 def near(row, images, keep):
     """What a row of measures may be where it is computed with another rounding, as in batches of another size: in an image
-    two patches whose scores differ by rounding alone may change places. That is worth one of the kept patches, and at most
-    1/(2 · RELEVANT) of its AP."""
-    worth = {"base_rate": 1e-9, "kept": 1.001 / keep}
+    two patches whose scores differ by rounding alone may change places. That is worth one of the kept patches, one of those on
+    the person, and at most 1/(2 · RELEVANT) of its AP."""
+    worth = {"base_rate": 1e-9, "kept": 1.001 / keep, "recall": 1.001 / RELEVANT}
     return {name: pytest.approx(value, abs=worth.get(name, 0.501 / RELEVANT) / images) for name, value in row.items()}
 
 
@@ -150,7 +151,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
     for case, by_modality in expected.items():
         assert list(found["cases"][case]) == list(by_modality) == [m for m in MODALITIES if m not in missing_modalities(case)]
         for modality, row in by_modality.items():
-            assert row.keys() == {"base_rate", "kept", "score", "MLP", *by_modality}
+            assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
             assert found["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (case, modality)
 
 
@@ -172,7 +173,7 @@ def test_every_case_and_part_has_numbers_of_its_own(words, command):
     assert len({row["base_rate"] for row in rows.values()}) == 1
     assert len({row["score"] for row in rows.values()}) == len(rows)
     for row in rows.values():
-        parts = [value for name, value in row.items() if name not in ("base_rate", "kept")]
+        parts = [value for name, value in row.items() if name not in ("base_rate", "kept", "recall")]
         assert len(set(parts)) == len(parts) and all(0 < part <= 1 for part in parts)
     unguided = measured(command, words, "MODEL.SDTPS_GUIDE_MISSING", "False")
     assert not unguided["guide_missing"]
@@ -253,15 +254,17 @@ def test_table_image_and_file_tell_the_same(words, command, tmp_path):
     assert caption.startswith(f"RGBNT201 in {words[3]}, 8 query triplets, {words[-1]}, in percent; a random order has AP ")
     assert caption.endswith(f" {100 * found['random_order']:.1f}")
     assert (json_path, image_path) == (str(opts[1]), str(opts[3]))
-    assert header.split() == ["missing", "patches", "of", "base", "rate", "kept",
+    assert header.split() == ["missing", "patches", "of", "base", "rate", "kept", "recall",
                               *(word for name in ("score", "MLP", *MODALITIES) for word in ("AP", name))]
     assert {len(row) for row in rows} == {len(header)}
     names = {"nothing": "nothing", "r": "r: RGB", "n": "n: NI", "t": "t: TI", "rn": "rn: RGB, NI", "rt": "rt: RGB, TI",
              "nt": "nt: NI, TI"}
-    columns = ("base_rate", "kept", "score", "MLP", *MODALITIES)
-    expected = [[*(names[case].split() if modality == next(iter(by_modality)) else ()), modality,
+    columns = ("base_rate", "kept", "recall", "score", "MLP", *MODALITIES)
+    groups = {names[case]: by_modality for case, by_modality in found["cases"].items()}
+    groups |= {f"nothing, {light}": found["lights"][light]["selector"] for light in ("day", "night")}
+    expected = [[*(name.split() if modality == next(iter(by_modality)) else ()), modality,
                  *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
-                for case, by_modality in found["cases"].items() for modality, row in by_modality.items()]
+                for name, by_modality in groups.items() for modality, row in by_modality.items()]
     assert [row.split() for row in rows] == expected
     expected = [f"{modality} {value:.3f}" for modality, value in found["mean_global_cosine"].items()]
     assert cosines.endswith(": " + ", ".join(expected))

@@ -90,7 +90,7 @@ def test_every_command_serves_it(run, command, tmp_path, tiny_root):
             assert min(image.size) > 100
     for cases in json.loads((tmp_path / "s.json").read_text())["cases"].values():
         for row in cases.values():
-            assert row.keys() == {"base_rate", "kept", "score"} and 0 <= row["kept"] <= 1
+            assert row.keys() == {"base_rate", "kept", "recall", "score"} and 0 <= row["kept"] <= 1
     rows = {line.split()[0]: line.split()[1:] for line in evaluated[4][1].splitlines()[2:]}
     assert rows["Gated"][0] == str(WIDTH + 1) and float(rows["plain"][-1]) > 0
     assert "kept tokens" in evaluated[-1][1]

@@ -1,4 +1,6 @@
-"""Convert a checkpoint between DeMo's names and ours: python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours"""
+"""Convert a checkpoint between DeMo's names and ours, or take out its backbone for other runs to start from:
+python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
+"""
 import sys
 from pathlib import Path
 
@@ -11,26 +13,33 @@ import argparse
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import output_file, run
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
-from demo_sdtps.modeling.weights import to_demo, unknown_names
+from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
 
 NAMES = {"demo": "DeMo's", "ours": "our"}
+BACKBONE, BACKBONE_PREFIX = "backbone", "backbone.vit."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Convert a checkpoint between the names of DeMo and of this project; tensors stay bit-identical. "
-                    "test_net.py reads both.",
+        description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
+                    "stay bit-identical. test_net.py reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
-               "The output contains only weights, without epoch, configuration and optimiser.")
+               "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
+               "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
-    parser.add_argument("--to", choices=NAMES, required=True, help="whose names OUT will have")
+    parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
     output = arguments.output
     if output.exists() and not arguments.overwrite:
         raise UserError(f"The output {output} already exists; choose another or pass --overwrite to replace it.")
     found = read_checkpoint(arguments.input)
+    if arguments.to == BACKBONE:
+        weights = backbone_of(found.model, arguments.input)
+        save_whole(weights, output)
+        print(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T {output}")
+        return
     if found.has_demo_names == (arguments.to == "demo"):
         raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
                         f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is.")
@@ -43,6 +52,15 @@ def main() -> None:
     if unknown := unknown_names(found.model):
         print(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
               f"{', …' if len(unknown) > 5 else ''}")
+
+
+def backbone_of(model: Weights, path: Path) -> Weights:
+    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
+    weights = {name.removeprefix(BACKBONE_PREFIX): tensor for name, tensor in model.items() if name.startswith(BACKBONE_PREFIX)}
+    if not weights:
+        raise UserError(f"The weights {path} have no {BACKBONE_PREFIX}…, so they are not those of a model; give a checkpoint "
+                        "of train_net.py or of DeMo.")
+    return weights
 
 
 if __name__ == "__main__":

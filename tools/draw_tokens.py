@@ -18,7 +18,7 @@ from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import options
-from demo_sdtps.engine.evaluation.selection import check_selector
+from demo_sdtps.engine.evaluation.selection import check_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
-    check_selector(cfg)
+    check_selection(cfg)
     model, splits = load_model_and_data(cfg, ("query",))
     print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 

@@ -94,12 +94,14 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     backbone = model.backbone
+    count = model.slimming.counts[-1] if model.slimming else backbone.num_patches
     if not (model.selector and model.selector_feeds_hdm):
-        return 1 + backbone.num_patches
+        return 1 + count
     patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
-                         for shape in ((backbone.num_patches, backbone.width), (backbone.width,)))
+                         for shape in ((count, backbone.width), (backbone.width,)))
+    places = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
     with torch.no_grad():
-        selections = model.select_tokens(Context(patches, features, backbone.grid_size, features))
+        selections = model.select_tokens(Context(patches, features, backbone.grid_size, features, places=places))
     return 1 + selections[MODALITIES[0]].tokens.shape[1]
 
 

@@ -23,9 +23,10 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.datasets.masks import mask_path
+from demo_sdtps.datasets.synthetic import light
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
-from demo_sdtps.engine.evaluation.selection import Quality, check_selector, measure_selection
+from demo_sdtps.engine.evaluation.selection import SHARES, Quality, Rows, check_selection, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.tools.figures import np, plt, save
@@ -35,25 +36,26 @@ COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd
 
 def main() -> None:
     parser = config_parser(
-        "Measure how many of the patches that the selector keeps lie on the person. Needs synthetic pedestrians, which have "
-        "foreground masks. The table has, for complete triplets and every case of missing modalities, the share of all patches "
-        "(base rate) and of the kept patches on the person, and the average precision (AP) of the score and of each of its "
-        "terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global features of "
-        "RGB, NI and TI.", checkpoint=weight_flag())
+        "Measure how many of the patches that the selector and the stages of slimming keep lie on the person. Needs foreground "
+        "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
+        "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
+        "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
+        "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
+        "features of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw what is measured into this file")
     parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
-    check_selector(cfg)
+    check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):
         raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
                         "missing modalities; set it to 'nothing'.")
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     on_person = foreground(cfg, model.backbone, samples)
-    quality = measure_selection(model, test_loader(cfg, samples), on_person)
+    quality = measure_selection(model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples])
     title = caption(cfg, quality, arguments.split)
-    print(title, as_table(quality), sep="\n")
+    print(title, *as_tables(quality), sep="\n")
     if arguments.json:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
@@ -90,33 +92,65 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
-    left_out = f", {quality.left_out} of them without a patch on the person and not in AP" if quality.left_out else ""
+    left_out = f", {quality.left_out} of them without a patch on the person and not in AP or recall" if quality.left_out else ""
     guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", global features of missing modalities do not guide"
+    where = "; behind the first stage, base rate and AP are among the patches that are left" if len(quality.choices) > 1 else ""
     return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
-            f"{cfg.TEST.WEIGHT}{guide}, in percent; a random order has AP {100 * quality.random_order:.1f}")
+            f"{cfg.TEST.WEIGHT}{guide}, in percent{where}; a random order has AP {100 * quality.random_order:.1f}")
 
 
-def as_table(quality: Quality) -> str:
-    """One row per case and present modality, in percent."""
-    columns = {"base_rate": "base rate", "kept": "kept"} | {name: f"AP {name}" for name in quality.detectors}
+def as_tables(quality: Quality) -> list[str]:
+    """A table per stage and for the selector, under their names where there are stages, and the globals' mean cosines."""
+    lines = []
+    for name, cases in quality.choices.items():
+        groups = {case_name(case): rows for case, rows in cases.items()}
+        groups |= {f"nothing, {light}": found[name] for light, found in quality.lights.items()}
+        lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
+    cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
+    return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
+
+
+def as_table(groups: dict[str, Rows]) -> str:
+    """One row per group and present modality, in percent."""
+    columns = {name: name.replace("_", " ") for name in SHARES} | {name: f"AP {name}" for name in detectors(groups)}
     lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
-    for case, rows in quality.cases.items():
+    for title, rows in groups.items():
         for index, (modality, row) in enumerate(rows.items()):
             cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)
-            lines.append((case_name(case) if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
+            lines.append((title if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
                          + "".join(cell.rjust(11) for cell in cells))
-    cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
-    lines.append(f"mean cosine of the globals of two different images: {cosines}")
     return "\n".join(lines)
 
 
+def detectors(groups: dict[str, Rows]) -> list[str]:
+    """The detectors of all rows, the score first."""
+    return list(dict.fromkeys(name for rows in groups.values() for row in rows.values() for name in row if name not in SHARES))
+
+
 def draw(quality: Quality, title: str, path: Path) -> Path:
-    """A column per modality: in every case the kept patches' share against the base rate, and AP against a random order's."""
-    names = quality.detectors
-    figure, axes = plt.subplots(2, len(MODALITIES), figsize=(15, 8), sharex="col", sharey="row")
+    """A column per modality; for every stage and the selector two rows: in every case the kept patches' share against the base
+    rate, and AP against a random order's."""
+    choices = quality.choices
+    figure, axes = plt.subplots(2 * len(choices), len(MODALITIES), figsize=(15, 8 * len(choices)), sharex="col", sharey="row",
+                                squeeze=False)
+    for place, (name, cases) in enumerate(choices.items()):
+        draw_choice(axes[2 * place:2 * place + 2], cases, 100 * quality.random_orders.get(name, np.nan))
+        where = f", {name}" if quality.stages else ""
+        axes[2 * place, 0].set_ylabel(f"kept patches that are on the person{where}, %")
+        axes[2 * place + 1, 0].set_ylabel(f"AP as a detector of the person{where}, %")
+    handles, labels = axes[-1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(f"{title}\ndashed: base rate (upper row), AP of a random order (lower row)", fontsize=10)
+    figure.tight_layout(rect=(0, 0.04 / len(choices), 1, 1))
+    return save(figure, path)
+
+
+def draw_choice(axes: np.ndarray, cases: dict[str, Rows], chance: float) -> None:
+    """The two rows of a stage or the selector."""
+    names = detectors(cases)
     for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
-        rows = {case: found[modality] for case, found in quality.cases.items() if modality in found}
-        positions, base_rate, chance = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"], 100 * quality.random_order
+        rows = {case: found[modality] for case, found in cases.items() if modality in found}
+        positions, base_rate = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"]
         upper.set_title(f"patches of {modality}")
         bars = upper.bar(positions, [100 * row["kept"] for row in rows.values()], 0.5, color="#8f99a8")
         # White behind the number, where the dashed line may run.
@@ -133,12 +167,6 @@ def draw(quality: Quality, title: str, path: Path) -> Path:
             axis.axhline(level, color="#555555", linestyle="--", linewidth=1)
         lower.set_xticks(positions, [case_name(case).split(": ")[-1] for case in rows])
         lower.set_xlabel("missing")
-    axes[0, 0].set_ylabel("kept patches that are on the person, %")
-    axes[1, 0].set_ylabel("AP as a detector of the person, %")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="lower center", ncols=len(names), frameon=False)
-    figure.suptitle(f"{title}\ndashed: base rate {base_rate:.1f} (upper row), AP of a random order (lower row)", fontsize=10)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    return save(figure, path)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from demo_sdtps.config.files import read_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.engine.evaluation.selection import selects_patches
 from demo_sdtps.engine.run.output import LAST, METRICS
 from demo_sdtps.engine.run.record import FINISHED, RECORD
-from demo_sdtps.modeling.selectors import selector_name
 from demo_sdtps.tools.study_file import Variant
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
     for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
                                   ("selection", "tools/selection_quality.py", ())):
-        if study[name] and (name != "selection" or selector_name(variant.cfg)):
+        if study[name] and (name != "selection" or selects_patches(variant.cfg)):
             output = folder / f"{name}{suffix}.json"
             found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--json", str(output)], output))
     return found

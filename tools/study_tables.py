@@ -14,6 +14,7 @@ COMPLETE = next(iter(CASES))
 CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
 """Columns of the results with modalities missing: the cases whose mean each one holds."""
 METRICS = ("mAP", "Rank-1")
+FIRST_STAGE = "stage 1"
 CONFIDENCE, RESAMPLES = 0.95, 9999
 LEGEND = ("Mean ± standard deviation over the seeds. Δ: paired difference to {first}, with its 95 % interval from a bootstrap "
           "over the seeds. Bold: 0 lies outside this interval and outside Student's; any other difference is within noise. Of "
@@ -21,6 +22,9 @@ LEGEND = ("Mean ± standard deviation over the seeds. Δ: paired difference to {
 SELECTION_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score, and of each of "
                     "its terms alone, as a detector of the person; a random order has {random_order:.1f} %. Last column: mean "
                     "cosine between the global features (the guides) of two different images.")
+SLIMMING_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score as a detector of "
+                   "the person; a random order has {random_order:.1f} %. Recall: share of the person's patches that are kept. "
+                   "Precision: share of the kept patches that lie on the person. All three are means over the modalities.")
 
 
 class Difference(NamedTuple):
@@ -73,11 +77,15 @@ def as_markdown(result: dict[str, Any]) -> str:
     if any(variant["missing"] for variant in variants):
         parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
                   + _missing_table(result, pattern) for pattern in result["patterns"]]
-    if found := next((found for variant in variants for found in variant["selection"].values()), None):
-        parts.append("Share of the kept patches that lie on the person, percent:\n\n" + _selection_table(result))
-        # These two depend only on the images and the patch grid, so they are equal for all variants.
-        parts.append(SELECTION_LEGEND.format(base_rate=100 * found["cases"][COMPLETE][MODALITIES[0]]["base_rate"],
-                                             random_order=100 * found["random_order"]))
+    for what, table, legend, rows_of in (
+            ("Share of the kept patches that lie on the person, percent", _selection_table, SELECTION_LEGEND, _selector_rows),
+            ("Patches kept by slimming, complete triplets, percent", _slimming_table, SLIMMING_LEGEND, _first_stage)):
+        found = [one for variant in variants for one in variant["selection"].values() if rows_of(one)]
+        if found:
+            parts.append(f"{what}:\n\n{table(result)}")
+            # These two depend only on the images and the patch grid, so they are equal for all variants.
+            parts.append(legend.format(base_rate=100 * rows_of(found[0])[MODALITIES[0]]["base_rate"],
+                                       random_order=100 * found[0]["random_order"]))
     parts.append(_cost_table(result))
     if failures := [f"- {variant['name']}, seed {seed}: {error}"
                     for variant in variants for seed, error in variant["failed"].items()]:
@@ -108,10 +116,42 @@ def _missing_table(result: dict[str, Any], pattern: int) -> str:
     return _table(["variant", *headers, "Δ of the mean", "Student's 95 %"], rows)
 
 
+def _selector_rows(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The selector's measures of complete triplets by modality; empty without one."""
+    return measured["cases"].get(COMPLETE, {})
+
+
+def _first_stage(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Those of slimming's first stage."""
+    return measured.get("stages", {}).get(FIRST_STAGE, {}).get(COMPLETE, {})
+
+
+def _slimming_table(result: dict[str, Any]) -> str:
+    """First stage, by day and night where that is known, and the recall of the last stage."""
+    rows = []
+    for variant in result["variants"]:
+        measured = [found for found in variant["selection"].values() if _first_stage(found)]
+        if not measured:
+            continue
+        row = [variant["name"]]
+        for measure in ("score", "recall", "kept"):
+            row.append(_spread(_mean(_first_stage(found), measure) for found in measured))
+            if measure != "kept":
+                row += [_spread(_mean(found["lights"][light][FIRST_STAGE], measure) for found in measured
+                                if light in found["lights"]) for light in ("day", "night")]
+        rows.append([*row, _spread(_mean(list(found["stages"].values())[-1][COMPLETE], "recall") for found in measured)])
+    return _table(["variant", "AP at the first stage", "by day", "by night", "recall at the first stage", "by day", "by night",
+                   "precision at the first stage", "recall at the last stage"], rows)
+
+
+def _mean(by_modality: dict[str, dict[str, float]], measure: str) -> float:
+    return 100 * float(np.mean([row[measure] for row in by_modality.values() if measure in row]))
+
+
 def _selection_table(result: dict[str, Any]) -> str:
     rows = []
     for variant in result["variants"]:
-        measured = variant["selection"].values()
+        measured = [found for found in variant["selection"].values() if _selector_rows(found)]
         for modality in MODALITIES if measured else ():
             row = [variant["name"], modality]
             for name, missing in (("kept", 0), ("kept", 1), ("kept", 2), *((n, 0) for n in ("score", "MLP", *MODALITIES))):

@@ -1,6 +1,8 @@
-"""How well a selector's choice of patches finds a known foreground, such as the synthetic pedestrians' (docs/method.md)."""
+"""How well a selector and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md)."""
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -16,41 +18,65 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.selectors import selector_name
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection
 
-SHARES = ("base_rate", "kept")
+SHARES = ("base_rate", "kept", "recall")
+SELECTOR = "selector"
+COMPLETE = next(iter(CASES))
+
+Rows = dict[str, dict[str, float]]  # measures by their name, by modality
 
 
 @dataclass(frozen=True)
 class Quality:
     """The result of `measure_selection`, all shares in [0, 1].
 
-    `cases` has, by case and present modality: "base_rate", the share of all patches in the foreground; "kept", that of the kept
-    patches; and the average precision of every detector: the score and its parts (`Selector.parts`), without those of missing
-    modalities. `random_order` is the expected average precision of a random order. `mean_global_cosine` is the mean cosine of
-    the global features of two images, by modality: near 1 a global feature hardly depends on its image. `left_out` of the
-    `images` have no patch in the foreground and are not in average precisions.
+    `cases` is the selector's, empty without one: by case and present modality "base_rate", the share of the patches in the
+    foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
+    average precision of every detector: the score and its parts (`Selector.parts`), without those of missing modalities.
+    `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
+    reach a stage or the selector, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
+    and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
+
+    `random_order` is the expected average precision of a random order of the grid's patches, `random_orders` that of those
+    that reach each stage and the selector. `mean_global_cosine` is the mean cosine of the global features of two images, by
+    modality: near 1 a global feature hardly depends on its image. `left_out` of the `images` have no patch in the foreground
+    and are not in recall and average precisions.
     """
 
-    cases: dict[str, dict[str, dict[str, float]]]
+    cases: dict[str, Rows]
     random_order: float
     mean_global_cosine: dict[str, float]
     images: int
     left_out: int
+    stages: dict[str, dict[str, Rows]]
+    random_orders: dict[str, float]
+    lights: dict[str, dict[str, Rows]]
 
     @property
-    def detectors(self) -> list[str]:
-        """The detectors of complete triplets, the score first."""
-        return [name for name in self.cases["nothing"][MODALITIES[0]] if name not in SHARES]
+    def choices(self) -> dict[str, dict[str, Rows]]:
+        """Rows by case of every stage, and of the selector."""
+        return self.stages | ({SELECTOR: self.cases} if self.cases else {})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a stage of slimming or the selector keeps of the n patches of a modality that reach it."""
+
+    places: torch.Tensor  # (B, n) int64: index of each patch on the grid
+    kept: torch.Tensor  # (B, n) bool
+    scores: ByModality  # (B, n) by name of the detector, the score first
 
 
 @torch.no_grad()
-def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor) -> Quality:
-    """Complete triplets and every case of missing modalities; the backbone sees every image once.
+def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()) -> Quality:
+    """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
 
-    foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet. Raises
-    `UserError` for an image that cannot be read, and for scores that are not finite.
+    foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
+    `lights` are "day", "night" or "" for each image. Raises `UserError` for an image that cannot be read, and for scores that
+    are not finite.
     """
     device = next(model.parameters()).device
-    numbers: dict[tuple[str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
+    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
+    reached: dict[str, list[torch.Tensor]] = defaultdict(list)
     sums: dict[str, torch.Tensor] = {}
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
@@ -60,28 +86,81 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor)
             if not context.missing:
                 for modality, vectors in context.global_feats.items():
                     sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
-            selections = model.select_tokens(context)
-            for modality, scores in detectors(model, context, selections).items():
-                kept = (selections[modality].mask > 0).double()
-                numbers[case, modality, "kept"].append((kept * relevant).sum(dim=1) / kept.sum(dim=1))
-                for name, score in scores.items():
-                    numbers[case, modality, name].append(average_precision(score, relevant))
-    cases = {case: {modality: {"base_rate": foreground.double().mean().item()} for modality in MODALITIES
-                    if modality not in missing} for case, missing in CASES.items()}
-    for (case, modality, name), parts in numbers.items():
-        cases[case][modality][name] = torch.cat(parts).nanmean().item()  # NaN: an image without foreground
+            for name, by_modality in choices(model, context).items():
+                for modality, choice in by_modality.items():
+                    for measure, values in measures(choice, relevant).items():
+                        numbers[name, case, modality, measure].append(values.cpu())
+                    if not context.missing:
+                        reached[name].append(relevant.gather(1, choice.places).cpu())
+    whole = {key: torch.cat(parts) for key, parts in numbers.items()}
+    found = {name: {case: _rows(whole, name, case) for case in CASES} for name in reached}
+    shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
+    by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
     count = len(foreground)
     # The mean over all ordered pairs of two different images.
     cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
                for modality, total in sums.items()}
-    return Quality(cases, random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()))
+    random_orders = {name: random_order(together) for name, parts in reached.items() if (together := torch.cat(parts)).any()}
+    return Quality(found.pop(SELECTOR, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
+                   found, random_orders, by_light)
 
 
-def check_selector(cfg: CfgNode) -> None:
-    """Raise `UserError` for a configuration without a selector."""
-    if not selector_name(cfg):
-        raise UserError("MODEL.USE_SDTPS is False and MODEL.SELECTOR '', so no patches are selected; use a configuration with "
-                        "a selector.")
+def check_selection(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration with neither a selector nor slimming."""
+    if not selects_patches(cfg):
+        raise UserError("MODEL.USE_SDTPS is False, MODEL.SELECTOR '' and MODEL.SLIM_BLOCKS [], so no patches are selected; use "
+                        "a configuration with a selector or with slimming.")
+
+
+def selects_patches(cfg: CfgNode) -> bool:
+    """Whether a configuration has a selector or slimming."""
+    return bool(selector_name(cfg) or cfg.MODEL.SLIM_BLOCKS)
+
+
+def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
+    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of the selector, by modality.
+
+    Raises `UserError` for scores that are not finite.
+    """
+    found: dict[str, dict[str, Choice]] = {}
+    present = [modality for modality in MODALITIES if modality not in context.missing]
+    for number, stage in enumerate(context.stages, start=1):
+        check_finite("The scores of the patches", (stage.score[modality] for modality in present))
+        found[f"stage {number}"] = {
+            modality: Choice(stage.scored[modality],
+                             stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
+                             {"score": stage.score[modality]})
+            for modality in present}
+    if model.selector:
+        selections = model.select_tokens(context)
+        found[SELECTOR] = {modality: Choice(_places(context, modality), selections[modality].mask > 0, scores)
+                           for modality, scores in detectors(model, context, selections).items()}
+    return found
+
+
+def _places(context: Context, modality: str) -> torch.Tensor:
+    if modality in context.places:
+        return context.places[modality]
+    rows, patches = context.tokens[modality].shape[:2]
+    return torch.arange(patches, device=context.tokens[modality].device).expand(rows, -1)
+
+
+def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One number (B,) float64 per image and measure; foreground (B, N) bool. NaN: the image has no number."""
+    relevant, kept = foreground.gather(1, choice.places), choice.kept.double()
+    hits = (kept * relevant).sum(dim=1)
+    return {"base_rate": relevant.double().mean(dim=1), "kept": hits / kept.sum(dim=1), "recall": hits / foreground.sum(dim=1),
+            **{name: average_precision(score, relevant) for name, score in choice.scores.items()}}
+
+
+def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
+          images: torch.Tensor | slice = slice(None)) -> Rows:
+    """Means over `images` of a stage's or the selector's numbers, by modality and measure, without NaN."""
+    rows: Rows = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
+    for (whose, when, modality, measure), values in numbers.items():
+        if (whose, when) == (name, case) and not values[images].isnan().all():
+            rows[modality][measure] = values[images].nanmean().item()
+    return rows
 
 
 def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -> dict[str, ByModality]:

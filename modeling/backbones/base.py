@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.models.eva import Eva
@@ -45,8 +46,8 @@ class Backbone(nn.Module, ABC):
     `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
 
     A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
-    its parts (`build`, `embed`, `run_blocks`, `finish`). Its constructor raises `UserError` where the configuration does not
-    fit.
+    its parts (`build`, `embed`, `run_blocks`, `block_arguments`, `finish`). Its constructor raises `UserError` where the
+    configuration does not fit.
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
@@ -81,6 +82,10 @@ class Backbone(nn.Module, ABC):
         """The blocks from `start` to `stop`, without `stop`."""
 
     @abstractmethod
+    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        """Keyword arguments of the forward of block i, beside the values of `tokens`."""
+
+    @abstractmethod
     def finish(self, values: torch.Tensor) -> torch.Tensor:
         """The last block's output (B, L, C) → final norm and projection (B, L, width)."""
 
@@ -90,17 +95,18 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
-        tokens = self._in_chunks(lambda *part: self.finish(self._start(*part, len(self.vit.blocks)).values), images, cameras)
+        depth = len(self.vit.blocks)
+        tokens = self._in_chunks(lambda *part: self.finish(self._start(part, depth).values), images, cameras)
         if self.precision:
             tokens = tokens.to(images.dtype)
         return tokens[:, self.vit.num_prefix_tokens:], tokens[:, 0]
 
     def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
-        return self._in_chunks(lambda *part: self._start(*part, stop).values, images, cameras)
+        return self._in_chunks(lambda *part: self._start(part, stop).values, images, cameras)
 
-    def _start(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> Tokens:
-        return self.run_blocks(Tokens(self.embed(images, cameras)), 0, stop)
+    def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> Tokens:
+        return self.run_blocks(Tokens(self.embed(*images_cameras)), 0, stop)
 
     def _in_chunks(self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         with self.ready(images.device):

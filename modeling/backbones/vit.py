@@ -68,7 +68,6 @@ class ViT(Backbone):
         return self.vit.head(self.vit.norm(values))
 
     def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
-        """Keyword arguments of each block's forward, beside the values."""
         if tokens.sizes is None:
             return lambda index: {}
         # Proportional attention (ToMe): a key that stands for s patches weighs s times as much.

@@ -2,7 +2,9 @@
 their input (`Context`) and a selector's output (`Selection`)."""
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,9 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Tokens
-from demo_sdtps.modeling.sdtps import kept_tokens, mean_of_dropped, min_max, select, take
+from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, softmax_mean, take
 
 if TYPE_CHECKING:
     from demo_sdtps.modeling.slimming import Stage
@@ -95,7 +98,9 @@ class Score(nn.Module, ABC):
 
         By default the mean of the dropped patches, weighted by the softmax of their scores, is an extra token.
         """
-        extra = mean_of_dropped(tokens.patches(score.shape[1]), score, decision).to(slimmed.values.dtype)
+        # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
+        dropped = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
+        extra = softmax_mean(tokens.patches(score.shape[1]), dropped).to(slimmed.values.dtype)
         return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
 
     def scalars(self) -> dict[str, float]:
@@ -114,10 +119,12 @@ class Selector(Score):
     """
 
     loss_weight = 1.0  # weight of the losses of the selector's feature
+    patches: int  # of the grid, or those that slimming (MODEL.SLIM_BLOCKS) leaves of them
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
-        self.keep = kept_tokens(grid[0] * grid[1], cfg.MODEL.SDTPS_SPARSE_RATIO)
+        self.patches = (grid[0] * grid[1], *remaining_patches(grid[0] * grid[1], cfg.MODEL.SLIM_KEEP))[-1]
+        self.keep = kept_tokens(self.patches, cfg.MODEL.SDTPS_SPARSE_RATIO)
 
     def forward(self, context: Context) -> dict[str, Selection]:
         """The selection of every modality."""
@@ -132,3 +139,17 @@ class Selector(Score):
         """tokens (B, N, C) and score (B, N) of `context.modality` → the `keep` best patches as they are."""
         index, mask = select(score, self.keep)
         return Selection(take(tokens, index), mask, score, index)
+
+
+def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Patches that stages leave of a grid of `patches`, each its share (SLIM_KEEP) of those of the stage before, rounded up.
+
+    Raises `UserError` where a share is less than one patch.
+    """
+    counts = []
+    for share in shares:
+        if patches * share < 1:
+            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
+        patches = math.ceil(round(patches * share, 6))
+        counts.append(patches)
+    return tuple(counts)

@@ -1,6 +1,7 @@
 """Controls of the studies: chance, the mean mask, and the mask itself."""
 import torch
 
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.selectors.base import Context, Score
 from demo_sdtps.modeling.selectors.position import RunningMap
 
@@ -9,7 +10,7 @@ class Random(Score):
     """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every batch."""
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        generator = None if self.training else torch.Generator(tokens.device).manual_seed(len(context.modality))
+        generator = None if self.training else torch.Generator(tokens.device).manual_seed(MODALITIES.index(context.modality))
         return torch.rand(tokens.shape[:2], device=tokens.device, generator=generator)
 
 

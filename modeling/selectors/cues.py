@@ -1,6 +1,7 @@
-"""Scores of patches that need no training: distinctness, and the attention of the class token."""
+"""Scores of patches that need no training: distinctness, contrast with the border, and the attention of the class token."""
 import torch
 import torch.nn.functional as F
+from yacs.config import CfgNode
 
 from demo_sdtps.modeling.sdtps import cosines
 from demo_sdtps.modeling.selectors.base import Context, Score
@@ -44,3 +45,29 @@ class Attention(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return mean_attention(context.attention[context.modality])
+
+
+class Border(Score):
+    """1 - mean cosine with the patches at the picture's border, in the own modality, float32, without gradient.
+
+    The border is background where a picture is a crop around its object (the boundary prior of saliency detection: Wei et al.,
+    Geodesic saliency using background priors, ECCV 2012). The others count a little, for stages where few of it are left.
+    """
+
+    OTHERS = 0.01  # weight of a patch that is not at the border
+
+    is_border: torch.Tensor
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__(cfg, width, grid)
+        is_border = torch.ones(grid, dtype=torch.bool)
+        is_border[1:-1, 1:-1] = False
+        self.register_buffer("is_border", is_border.flatten(), persistent=False)
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        is_border = self.is_border[context.places[context.modality]] if context.modality in context.places else self.is_border
+        with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+            directions = F.normalize(tokens.float(), dim=-1)
+            weights = is_border.float().clamp_min(self.OTHERS).expand(directions.shape[:2])
+            background = torch.einsum("bn,bnc->bc", weights / weights.sum(dim=1, keepdim=True), directions)
+            return 1 - torch.einsum("bnc,bc->bn", directions, background)

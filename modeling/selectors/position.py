@@ -2,22 +2,29 @@
 from abc import abstractmethod
 
 import torch
+import torch.distributed as dist
 from yacs.config import CfgNode
 
+from demo_sdtps.modeling.collectives import sum_of_all
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
 from demo_sdtps.modeling.selectors.cues import distinctness
 
-MOMENTUM = 0.01  # share of a batch in the map
+MOMENTUM = 0.01  # least share of a batch in the map
 
 
 class RunningMap(Score):
-    """A running mean over the training images of some evidence at each place of the grid, the same for all modalities."""
+    """A running mean over the training images of some evidence at each place of the grid, the same for all modalities.
+
+    The mean over the batches so far, and after 1 / MOMENTUM batches an exponential one; of the batches of all processes.
+    """
 
     map: torch.Tensor
+    updates: torch.Tensor
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
         self.register_buffer("map", torch.zeros(grid[0] * grid[1]))
+        self.register_buffer("updates", torch.zeros(grid[0] * grid[1]))  # batches that had evidence of the place
 
     @abstractmethod
     def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
@@ -38,8 +45,10 @@ class RunningMap(Score):
                 places = self.places(context.of(modality)).flatten()
                 total.index_add_(0, places, seen.flatten().to(total.dtype))
                 count.index_add_(0, places, torch.ones_like(places, dtype=count.dtype))
-        # A place without evidence yet takes the first whole.
-        rate = torch.where(self.map == 0, 1.0, MOMENTUM) * (count > 0)
+        if dist.is_initialized():
+            total, count = sum_of_all(torch.stack([total, count]))
+        self.updates += count > 0
+        rate = self.updates.clamp_min(1).reciprocal().clamp_min(MOMENTUM) * (count > 0)
         self.map.lerp_(total / count.clamp_min(1), rate)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:

@@ -88,7 +88,7 @@ class SDTPS(GuidedScore, Selector):
         super().__init__(cfg, width, grid)
         model = cfg.MODEL
         try:
-            sdtps = MultiModalSDTPS(width, grid[0] * grid[1],
+            sdtps = MultiModalSDTPS(width, self.patches,
                                     **{name: model[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})
         except ValueError as error:
             raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None

@@ -11,13 +11,13 @@ from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
 class Supervised(Score):
     """LayerNorm → Linear(SLIM_HIDDEN) → GELU → Linear(1) by modality; its logit is the score.
 
-    The loss is the binary cross-entropy against the patch's share of the foreground (`Context.foreground`); its gradient
-    reaches the backbone.
+    The loss is MODEL.SLIM_LOSS_WEIGHT times the binary cross-entropy against the patch's share of the foreground
+    (`Context.foreground`); its gradient reaches the backbone.
     """
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
-        hidden = cfg.MODEL.SLIM_HIDDEN
+        hidden, self.loss_weight = cfg.MODEL.SLIM_HIDDEN, cfg.MODEL.SLIM_LOSS_WEIGHT
         self.heads = nn.ModuleDict({modality: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(),
                                                             nn.Linear(hidden, 1)) for modality in MODALITIES})
 
@@ -29,7 +29,7 @@ class Supervised(Score):
             return None
         losses = [F.binary_cross_entropy_with_logits(score, context.foreground[modality].float())
                   for modality, score in scores.items()]
-        return torch.stack(losses).mean()
+        return self.loss_weight * torch.stack(losses).mean()
 
     def weight(self, score: torch.Tensor) -> torch.Tensor:
         return score.sigmoid()

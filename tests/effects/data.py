@@ -110,6 +110,13 @@ def erased_of_400(cfg):
     return sum(not torch.allclose(transform(image), whole, atol=1e-6) for _ in range(400))
 
 
+@effect("INPUT.JOINT_AUGMENTATION", {"True": 1, "False": 3}, *PLAIN[2:4])
+def most_different_images_of_a_triplet_of_equal_ones(cfg):
+    dataset = training_loader(cfg).dataset
+    dataset.images = [(random_image(),) * 3]
+    return max(len({image.numpy().tobytes() for image in dataset[0, seed][0]}) for seed in range(20))
+
+
 @effect("INPUT.PIXEL_MEAN", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]}, *PLAIN)
 @effect("INPUT.PIXEL_STD", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]}, *PLAIN)
 def channels_of_white(cfg):

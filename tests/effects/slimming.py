@@ -1,0 +1,101 @@
+"""MODEL.SLIM_…: what slimming in the backbone drops, by what, and what becomes of it."""
+import torch
+from pytest import approx
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.scores import MASK
+from effects.base import effect, images_of, model_of
+
+ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]")
+SUPERVISED = (*ONE_STAGE, "MODEL.SLIM_SCORE", "supervised", "INPUT.JOINT_AUGMENTATION", "True")
+LEARNED = (*ONE_STAGE, "MODEL.SLIM_SCORE", "learned")
+
+
+def loss_of(cfg):
+    """The auxiliary loss of a training forward, on triplets whose foreground is their upper half."""
+    images, cameras = images_of(cfg)
+    mask = torch.zeros(len(cameras), 1, *cfg.INPUT.SIZE_TRAIN)
+    mask[..., :mask.shape[2] // 2, :] = 1
+    loss = model_of(cfg).train().encode(images | {MASK: mask}, cameras).loss
+    return None if loss is None else loss.item()
+
+
+@effect("MODEL.SLIM_BLOCKS", {"[1, 2]": [33, 18, 11], "[0, 2]": [18, 18, 11]}, "MODEL.SLIM_KEEP", "[0.5, 0.5]")
+@torch.no_grad()
+def tokens_in_the_first_three_blocks(cfg):
+    model, seen = model_of(cfg).eval(), []
+    for block in model.backbone.vit.blocks[:3]:
+        block.register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
+    model.encode(*images_of(cfg))
+    return seen
+
+
+@effect("MODEL.SLIM_KEEP", {"[0.5]": [16], "[0.25]": [8]}, "MODEL.SLIM_BLOCKS", "[1]")
+@torch.no_grad()
+def patches_left_by_every_stage(cfg):
+    stages = model_of(cfg).eval().encode(*images_of(cfg)).stages
+    return [stage.kept["NI"].shape[1] for stage in stages]
+
+
+@effect("MODEL.SLIM_SCORE", {"distinctness": True, "border": False}, *ONE_STAGE, "MODEL.SLIM_SHARED", "False")
+@torch.no_grad()
+def patches_unlike_the_mean_are_kept(cfg):
+    model = model_of(cfg).eval()
+    (stage,) = model.encode(*images_of(cfg)).stages
+    images, cameras = images_of(cfg)
+    tokens = model.backbone.stem(images["TI"], cameras, 1)[:, 1:]
+    likeness = torch.cosine_similarity(tokens, tokens.mean(dim=1, keepdim=True), dim=2)
+    kept = stage.mask("TI", likeness.shape[1]) > 0
+    return bool((likeness.masked_fill(~kept, -1).amax(dim=1) <= likeness.masked_fill(kept, 1).amin(dim=1)).all())
+
+
+@effect("MODEL.SLIM_SHARED", {"True": True, "False": False}, *ONE_STAGE)
+@torch.no_grad()
+def all_modalities_keep_the_same_places(cfg):
+    (stage,) = model_of(cfg).eval().encode(*images_of(cfg)).stages
+    return all(torch.equal(stage.kept[modality], stage.kept["RGB"]) for modality in MODALITIES)
+
+
+@effect("MODEL.SLIM_MERGE", {"True": 1 + 16 + 1, "False": 1 + 16}, *ONE_STAGE)
+@torch.no_grad()
+def tokens_in_the_last_block(cfg):
+    model, seen = model_of(cfg).eval(), []
+    model.backbone.vit.blocks[-1].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
+    model.encode(*images_of(cfg))
+    return seen[0]
+
+
+@effect("MODEL.SLIM_LOSS_WEIGHT", {"1.0": approx(1.0), "0.25": approx(0.25)}, *SUPERVISED)
+def loss_against_the_masks_over_that_of_weight_1(cfg):
+    reference = cfg.clone()
+    reference.defrost()
+    reference.MODEL.SLIM_LOSS_WEIGHT = 1.0
+    return loss_of(cfg) / loss_of(reference)
+
+
+@effect("MODEL.SLIM_HIDDEN", {"64": 64, "8": 8}, *SUPERVISED)
+def hidden_width_of_the_mask_head(cfg):
+    return model_of(cfg).slimming.scores[0].heads["RGB"][1].out_features
+
+
+@effect("MODEL.SLIM_TAU", {"1.0": True, "0.0": False}, *LEARNED, "MODEL.SLIM_MERGE", "False", "MODEL.SLIM_DISTIL", "1.0")
+def the_features_move_the_cues_weights(cfg):
+    model = model_of(cfg).train()
+    context = model.encode(*images_of(cfg))
+    context.tokens["RGB"].square().sum().backward()
+    gradient = model.slimming.scores[0].weights.grad
+    return gradient is not None and bool(gradient.any())
+
+
+@effect("MODEL.SLIM_DISTIL", {"0.0": False, "1.0": True}, *LEARNED)
+def there_is_a_loss_of_distillation(cfg):
+    return loss_of(cfg) is not None
+
+
+@effect("MODEL.PIFE_WEIGHTED", {"False": True, "True": False}, *ONE_STAGE, "MODEL.GLOBAL_LOCAL", "True")
+@torch.no_grad()
+def pife_reads_the_plain_mean(cfg):
+    model = model_of(cfg).eval()
+    context = model.encode(*images_of(cfg))
+    plain = model.pife(context.tokens, context.class_tokens)
+    return torch.equal(plain["NI"], context.global_feats["NI"])

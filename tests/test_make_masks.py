@@ -1,0 +1,198 @@
+"""tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, contents
+from layouts import WRITERS
+from PIL import Image
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskrcnn_resnet50_fpn_v2
+from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
+from triplets import config
+
+from demo_sdtps.config.scores import MASK
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.tools import make_masks
+from demo_sdtps.tools.segmenters import largest_instance, make_segmenter
+
+FUNCTIONS = """
+import torch
+
+def bright(image):
+    return (image.float().mean(dim=0) / 255).numpy()
+
+def half(image):
+    return torch.arange(image.shape[2]).expand(image.shape[1:]) < image.shape[2] // 2
+
+def too_small(image):
+    return torch.zeros(3, 3)
+
+def too_large(image):
+    return 255 * torch.ones(image.shape[1:])
+
+def nothing(image):
+    return None
+
+number = 3
+"""
+
+
+def flags(root, *more, dataset="RGBNT201"):
+    return ["--config_file", str(CONFIG), *more, "DATASETS.ROOT_DIR", str(root), "DATASETS.NAMES", dataset, "MODEL.SIE_CAMERA",
+            "False", "MODEL.DEVICE", "cpu"]
+
+
+@pytest.fixture
+def bare_root(own_root):
+    """The tiny data set without masks."""
+    for folder in own_root.glob("RGBNT201/*/MASK"):
+        shutil.rmtree(folder)
+    return own_root
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    (tmp_path / "my_segmenters.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)  # undone after the test, with what the command appends
+    return "my_segmenters"
+
+
+@pytest.fixture(scope="module")
+def deeplab_file(tmp_path_factory):
+    """A file of random weights whose network finds a person everywhere."""
+    torch.manual_seed(0)
+    network = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
+    network.classifier[-1].bias.data[DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")] = 1000
+    path = tmp_path_factory.mktemp("weights") / "deeplab.pth"
+    torch.save(network.state_dict(), path)
+    yield path
+    path.unlink()
+
+
+def mask_of(image):
+    path = Path(image)
+    return np.asarray(Image.open(path.parent.parent / "MASK" / f"{path.stem}.png"))
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB")).astype(np.float32)
+
+
+def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root, functions):
+    code, stdout, stderr = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright"))
+    assert code == 0, stderr
+    assert "Wrote 80 masks and kept 0 for RGBNT201" in stdout  # query and gallery are the same 32
+    cfg = config(bare_root, "INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]",
+                 "MODEL.SLIM_SCORE", "mask")
+    splits = read_splits(cfg)
+    for sample in splits["train"] + splits["query"]:
+        mask = mask_of(sample.paths[0])
+        assert mask.dtype == np.uint8 and np.abs(mask - pixels(sample.paths[0]).mean(2)).max() <= 1
+    read = torch.cat([images[MASK] for images, *_ in batches(test_loader(cfg, splits["query"]))])
+    assert torch.equal((read[:, 0] * 255).round().byte(),
+                       torch.from_numpy(np.stack([mask_of(sample.paths[0]) for sample in splits["query"]])))
+
+
+def test_the_union_of_all_modalities(command, bare_root, functions):
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "TI", "--split", "query"))
+    sample = read_splits(config(bare_root), ("query",))["query"][3]
+    assert np.abs(mask_of(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
+    assert not (bare_root / "RGBNT201" / "train_171" / "MASK").exists()
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "all", "--split",
+                                    "query", "--overwrite"))
+    expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)
+    assert np.abs(mask_of(sample.paths[0]) - expected).max() <= 1
+
+
+def test_masks_that_exist_are_kept_unless_overwritten(command, bare_root, functions):
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train"))
+    before = contents(bare_root)
+    gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
+    gone.unlink()
+    code, stdout, _ = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train"))
+    assert code == 0 and "Wrote 1 masks and kept 47" in stdout
+    after = contents(bare_root)
+    changed = [name for name in after if after[name] != before.get(name)]
+    assert len(changed) == 1 and str(changed[0]).endswith(gone.name)
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train", "--overwrite"))
+    assert contents(bare_root) == before
+
+
+def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, functions):
+    samples = WRITERS["RGBNT100"](tmp_path / "data")["query"]
+    words = flags(tmp_path / "data", "--model", f"{functions}:half", "--split", "query", dataset="RGBNT100")
+    assert command(make_masks.main, *words)[0] == 0
+    image = Path(samples[0].paths[0])
+    mask = np.asarray(Image.open(image.parent / "MASK" / f"{image.stem}.png"))
+    assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
+
+
+def test_deeplab_from_a_file(command, bare_root, deeplab_file):
+    for path in bare_root.glob("RGBNT201/test/*/*.jpg"):
+        if "_cam1_" not in path.name:
+            path.unlink()
+    words = flags(bare_root, "--model", "deeplab", "--weight", str(deeplab_file), "--side", "16", "--split", "query")
+    code, stdout, stderr = command(make_masks.main, *words)
+    assert code == 0, stderr
+    assert "Wrote 8 masks and kept 0" in stdout
+    sample = read_splits(config(bare_root), ("query",))["query"][0]
+    assert (mask_of(sample.paths[0]) == np.full((32, 16), 255)).all()
+
+
+def test_deeplab_of_another_class_finds_nothing(deeplab_file):
+    segment = make_segmenter("deeplab", str(deeplab_file), "vehicle", 16, torch.device("cpu"))
+    mask = segment(torch.randint(256, (3, 48, 20), dtype=torch.uint8))
+    assert mask.shape == (48, 20) and mask.max() == 0
+
+
+def test_of_the_instances_of_a_class_the_largest_is_the_mask():
+    masks = torch.zeros(4, 1, 6, 6)
+    for index, size in enumerate((2, 4, 6, 5)):
+        masks[index, 0, :size, :size] = 0.9
+    found = {"masks": masks, "labels": torch.tensor([1, 1, 3, 1]), "scores": torch.tensor([0.9, 0.7, 0.9, 0.2])}
+    assert torch.equal(largest_instance(found, [1]), masks[1, 0])
+    assert torch.equal(largest_instance(found, [3, 6, 8]), masks[2, 0])
+    assert largest_instance(found, [6]) is None
+
+
+@pytest.mark.slow
+def test_maskrcnn_from_a_file(tmp_path):
+    torch.manual_seed(0)
+    network = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None)
+    person = MaskRCNN_ResNet50_FPN_V2_Weights.DEFAULT.meta["categories"].index("person")
+    network.roi_heads.box_predictor.cls_score.bias.data[person] = 1000
+    network.roi_heads.mask_predictor.mask_fcn_logits.bias.data[person] = 1000
+    path = tmp_path / "maskrcnn.pth"
+    torch.save(network.state_dict(), path)
+    image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
+    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, 32, torch.device("cpu"))(image)
+                                 for classes in ("person", "vehicle"))
+    assert person_mask.shape == vehicle_mask.shape == (48, 20)
+    assert person_mask.max() > 0.9 and vehicle_mask.max() == 0
+
+
+@pytest.mark.parametrize(("model", "weight", "said"), [
+    ("deeplab", None, "The network needs weights: give --weight"),
+    ("deeplab", "gone.pth", "gone.pth do not exist"),
+    ("deeplab", "text.pth", "text.pth cannot be read"),
+    ("deeplab", "other.pth", "other.pth do not fit torchvision's DeepLabV3_ResNet50_Weights"),
+    ("unet", None, "--model is 'unet', but it must be 'maskrcnn' or 'deeplab' or module:function"),
+    ("gone_module:f", None, "gone_module:f cannot be imported"),
+    ("my_segmenters:gone", None, "my_segmenters:gone cannot be imported"),
+    ("my_segmenters:number", None, "is no function"),
+    ("my_segmenters:bright", "gone.pth", "takes no --weight"),
+    ("my_segmenters:too_small", None, "returned (3, 3)"),
+    ("my_segmenters:too_large", None, "from 255 to 255"),
+    ("my_segmenters:nothing", None, "returned no mask"),
+])
+def test_what_cannot_work_is_one_sentence(command, bare_root, functions, tmp_path, model, weight, said):
+    (tmp_path / "text.pth").write_text("this is a text")
+    torch.save({"a": torch.zeros(2)}, tmp_path / "other.pth")
+    before = contents(bare_root)
+    words = ["--model", model, *(["--weight", tmp_path / weight] if weight else [])]
+    code, stdout, stderr = command(make_masks.main, *flags(bare_root, *words))
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and said in stderr
+    assert stderr.count("\n") == 1 and contents(bare_root) == before

@@ -1,0 +1,112 @@
+"""Slimming (MODEL.SLIM_BLOCKS) of checkpoints that were trained without it, or with other settings, by test_net.py."""
+import json
+
+import pytest
+import torch
+from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
+
+from demo_sdtps import test_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.checkpoint import read_checkpoint
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.weights import to_demo
+from demo_sdtps.tools import convert_checkpoint, export_features
+
+STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
+ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")
+WITH_MASKS = ("INPUT.JOINT_AUGMENTATION", "True")
+
+
+def score(name):
+    return ("MODEL.SLIM_SCORE", name)
+
+
+@pytest.fixture
+def checkpoint(tiny_root, tmp_path):
+    """A file with random weights of a configuration, as train_net.py writes it, or under DeMo's names alone; → its path."""
+    def write(*opts, demo=False):
+        words = cli_args_for(tiny_root, *opts, config=BASELINE)
+        cfg = load_cfg(BASELINE, words[2:])
+        torch.manual_seed(0)
+        weights, path = make_model(cfg, 6, 4).state_dict(), tmp_path / "weights.pth"
+        torch.save(to_demo(weights) if demo else {"model": weights, "dataset": "RGBNT201", "config": cfg.dump()}, path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def evaluate(command, tiny_root, tmp_path):
+    """Call test_net.py with a checkpoint; → exit code, record, stderr."""
+    def call(weights, *opts):
+        found = tmp_path / "found.json"
+        code, _, stderr = command(test_net.main, *cli_args_for(tiny_root, *opts, config=BASELINE), "--weight", weights,
+                                  "--json", found)
+        return code, cases_of(found)["None"] if code == 0 else None, stderr
+
+    return call
+
+
+@pytest.mark.parametrize("demo", [False, True])
+def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, evaluate, demo):
+    weights = checkpoint(demo=demo)
+    records = {name: evaluate(weights, *opts)[:2] for name, opts in {
+        "dense": (), "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
+        **{name: (*STAGES, *score(name)) for name in ("distinctness", "attention", "random")}}.items()}
+    assert all(code == 0 for code, _ in records.values())
+    assert records["all kept"] == records["dense"]
+    assert len({json.dumps(record) for _, record in records.values()}) >= 3
+
+
+@pytest.mark.parametrize("name, more", [("sdtps", ()), ("position", ()), ("supervised", WITH_MASKS), ("mean_mask", WITH_MASKS)])
+@pytest.mark.parametrize("demo", [False, True])
+def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate, name, more, demo):
+    weights = checkpoint(demo=demo)
+    code, _, stderr = evaluate(weights, *STAGES, *score(name), *more)
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    assert f"MODEL.SLIM_SCORE is '{name}', which has weights, but the weights {weights} hold none of it" in stderr
+    assert "distinctness" in stderr
+
+
+def test_a_score_trained_with_other_stages(checkpoint, evaluate):
+    """As many stages at other blocks with other shares run; another number, or another score with weights, is refused."""
+    weights = checkpoint(*STAGES, *score("sdtps"))
+    code, record, _ = evaluate(weights, "MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]", *score("sdtps"))
+    assert code == 0 and set(record) == {"1", "2", "3"}
+    for opts, said in (
+            ((*ONE_STAGE, *score("sdtps")), "MODEL.SLIM_BLOCKS is [2], but the weights {} hold a score for 2 of such blocks; "
+             "give as many"),
+            ((*STAGES, *score("supervised"), *WITH_MASKS), "MODEL.SLIM_SCORE is 'supervised', but the weights {} hold those of "
+             "another score")):
+        code, _, stderr = evaluate(weights, *opts)
+        assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert said.format(weights) in stderr
+
+
+@pytest.mark.parametrize("opts, said", [((), "empty MODEL.SLIM_BLOCKS"),
+                                        ((*ONE_STAGE, *score("distinctness")), "MODEL.SLIM_SCORE distinctness replaces")])
+def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(checkpoint, evaluate, caplog, opts, said):
+    with_score = evaluate(checkpoint(*STAGES, *score("sdtps")), *opts)
+    assert said in caplog.text and len(caplog.records) == 1
+    backbone = {name: tensor for name, tensor in read_checkpoint(checkpoint(*STAGES, *score("sdtps"))).model.items()
+                if not name.startswith("slimming.")}
+    path = checkpoint()
+    torch.save({"model": backbone, "dataset": "RGBNT201"}, path)
+    assert with_score[:2] == evaluate(path, *opts)[:2]
+
+
+def test_the_stored_configuration_is_enough(checkpoint, command, tiny_root, tmp_path):
+    """Of a dense checkpoint, with slimming by keys; and features of it are written."""
+    words = ("--weight", checkpoint(), *STAGES)
+    code, stdout, _ = command(test_net.main, *words)
+    assert code == 0 and "3 both" in stdout
+    code, stdout, _ = command(export_features.main, *words, "--output", tmp_path / "features.npz")
+    assert code == 0 and (tmp_path / "features.npz").exists()
+
+
+def test_a_checkpoint_with_a_score_is_converted_and_back(checkpoint, command, tmp_path):
+    weights = checkpoint(*STAGES, *score("sdtps"))
+    for source, target, kind in ((weights, "demo.pth", "demo"), (tmp_path / "demo.pth", "back.pth", "ours")):
+        assert command(convert_checkpoint.main, source, tmp_path / target, "--to", kind)[0] == 0
+    before, after = (read_checkpoint(path).model for path in (weights, tmp_path / "back.pth"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
