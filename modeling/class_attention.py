@@ -35,12 +35,12 @@ def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Ten
 
 
 def check_class_attention(block: nn.Module, what: str) -> None:
-    """Raise `UserError`, `what` first in the sentence, for a block whose attention `class_attention` does not know."""
+    """Raise `UserError`, `what` first in the sentence, for a block whose attention this file does not know."""
     attention = getattr(block, "attn", None)
     is_known = isinstance(block, (Block, EvaBlock, EvaBlockPostNorm)) \
         and isinstance(attention, (Attention, AttentionRope, EvaAttention))
     if not is_known or getattr(attention, "num_kv_groups", 1) != 1:
-        raise UserError(f"{what}, which reads the class token's attention, but that of this backbone's blocks "
+        raise UserError(f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
                         f"({type(block).__name__}) is computed in another way; choose another score or backbone.")
 
 

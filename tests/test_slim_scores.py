@@ -16,6 +16,7 @@ from demo_sdtps.modeling.class_attention import keys
 from demo_sdtps.modeling.selectors import make_score
 from demo_sdtps.modeling.selectors.base import Context
 from demo_sdtps.modeling.selectors.cues import attention_divergence
+from demo_sdtps.modeling.selectors.editor import haar_energy
 from demo_sdtps.modeling.selectors.learned import CUES
 from demo_sdtps.tools import profile_flops
 
@@ -252,7 +253,40 @@ def test_tome_keeps_at_least_half():
         tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", "tome")
 
 
-@pytest.mark.parametrize("score", ["learned", "tome"])
+@pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)
+def test_energy_of_the_wavelet(size):
+    """The last pixels of odd sides are repeated."""
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(16))
+    even = images[..., [min(row, size[0] - 1) for row in range(8)], :][..., [min(column, size[1] - 1) for column in range(6)]]
+    expected = torch.stack([sum(reference.haar_energy(channel) for channel in image.double()) for image in even])
+    assert relative_error(haar_energy(images), expected[:, None, :size[0], :size[1]]) < 1e-6
+    assert haar_energy(torch.full((1, 3, 4, 4), 7.0)).eq(0).all()
+
+
+@pytest.mark.parametrize("missing", [frozenset(), frozenset({"RGB", "TI"})], ids=str)
+def test_editor_keeps_the_union_of_both_tops(missing):
+    """Of overlapping patches, at every stage, by each modality's own attention and the present images' energy."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "editor", "MODEL.SLIM_SHARED", False, "MODEL.STRIDE_SIZE", "[6,5]").eval()
+    contexts = []
+    for score in model.slimming.scores:
+        score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
+    images, cameras = random_images(17, batch=2)
+    with torch.no_grad():
+        stages = model.encode_cases(images, cameras, [missing])[0].stages
+    for sample in range(2):
+        energy = sum(reference.haar_energy(channel) for modality in MODALITIES if modality not in missing
+                     for channel in images[modality][sample].double())
+        strength = reference.patch_means(energy, (8, 8), (6, 5))
+        assert len(strength) == model.backbone.num_patches
+        for stage, context, count in zip(stages, contexts, model.slimming.counts, strict=True):
+            for modality in MODALITIES:
+                places = stage.scored[modality][sample].tolist()
+                attention = reference_cues.mean_attention(context.attention[modality][sample])
+                kept = reference.union_of_tops(attention, [strength[place] for place in places], count)
+                assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]
+
+
+@pytest.mark.parametrize("score", ["learned", "tome", "editor"])
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()
