@@ -177,7 +177,7 @@ def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
     """(B, n) int64: index on the grid of each patch."""
     if tokens.places is not None:
         return tokens.places
-    return torch.arange(grid[0] * grid[1], device=tokens.values.device).expand(len(tokens.values), -1)
+    return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(len(tokens.values), 1)
 
 
 def _split(rows: torch.Tensor, names: Sequence[str]) -> ByModality:
