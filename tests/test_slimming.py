@@ -1,14 +1,17 @@
 """Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
 import copy
 import math
+from functools import partial
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from reference import cues as slow_cues
 from reference import slimming as reference
 from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
+from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -16,7 +19,7 @@ from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import class_attention
 from demo_sdtps.modeling.selectors.base import remaining_patches
-from demo_sdtps.modeling.slimming import Slimming, make_slimming
+from demo_sdtps.modeling.slimming import make_slimming
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -55,7 +58,8 @@ def stem_of(backbone, images, stop):
 
 def slow_score(name, backbone, slimming):
     def distinctness(stage, modality, images):
-        return [float(value) for value in slow_cues.distinctness([patch.detach() for patch in images[modality].patches.values()])]
+        patches = [patch.detach() for patch in images[modality].patches.values()]
+        return [float(value) for value in slow_cues.distinctness(patches)]
 
     def supervised(stage, modality, images):
         return [slimming.scores[stage].heads[modality](patch).squeeze() for patch in images[modality].patches.values()]
@@ -89,7 +93,8 @@ def gradients(outputs, probes, parameters):
 
 CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
 CASES += [(name, "[0,2]", "[0.7,0.5]", "attention", False, True) for name in BACKBONES]
-CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge) for shared in (True, False) for merge in (True, False)]
+CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
+          for shared in (True, False) for merge in (True, False)]
 CASES += [(EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False), (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True)]
 
 
@@ -115,8 +120,8 @@ def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, 
         assert ours.shape == theirs.shape and relative_error(ours.detach(), theirs.detach()) < 1e-6  # scores are float32
     probes = [torch.randn_like(part) for part in parts]
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
-    for key, ours, theirs in zip(named, *(gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts)),
-                                 strict=True):
+    found, expected = (gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts))
+    for key, ours, theirs in zip(named, found, expected, strict=True):
         assert (ours is None) == (theirs is None), key
         if ours is not None:
             # The bias of a score's last layer has none: a softmax does not change with it.
@@ -148,7 +153,8 @@ def test_the_stages_record_what_they_scored_and_kept():
             assert mask.shape == (3, 6) and mask.dtype == torch.float32
             for row in range(3):
                 ranked = stage.scored[modality][row][stage.score[modality][row].argsort(descending=True)]
-                assert stage.kept[modality][row].tolist() == sorted(ranked[:count].tolist()) == mask[row].nonzero().flatten().tolist()
+                kept = stage.kept[modality][row].tolist()
+                assert kept == sorted(ranked[:count].tolist()) == mask[row].nonzero().flatten().tolist()
 
 
 def test_returned_patches_stand_at_the_recorded_places():
@@ -157,7 +163,8 @@ def test_returned_patches_stand_at_the_recorded_places():
     with torch.no_grad():
         for block in backbone.vit.blocks:
             for layer in (block.attn.proj, block.mlp.fc2):
-                layer.weight.zero_(), layer.bias.zero_()
+                layer.weight.zero_()
+                layer.bias.zero_()
         images = draw(cfg, 3)
         found = slimming(backbone, stem_of(backbone, images, 1))
         patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long))
@@ -246,23 +253,15 @@ def test_less_than_one_patch_is_refused():
         remaining_patches(8, [0.5, 0.2])
 
 
-@pytest.mark.parametrize("name", [*BACKBONES, "q/k norm", "post norm", "grouped"])
-def test_class_attention_is_what_the_block_computes(name):
+CHANGED = {"q/k norm": ("test_vit", {"qk_norm": True}), "post norm": (EVA02, {"use_post_norm": True})}
+
+
+@pytest.mark.parametrize("name", [*BACKBONES, *CHANGED])
+def test_class_attention_is_what_the_block_computes(name, monkeypatch):
     """Captured from timm's own attention in its plain form."""
-    changed = {"q/k norm": {"qk_norm": True}, "post norm": {"use_post_norm": True}}.get(name, {})
-    with pytest.MonkeyPatch.context() as patch:
-        if changed:
-            import timm
-            original = timm.create_model
-            patch.setattr(timm, "create_model", lambda *args, **kwargs: original(*args, **kwargs, **changed))
-        known = {"q/k norm": "test_vit", "post norm": EVA02, "grouped": DINOV3}.get(name, name)
-        cfg, backbone, _ = build(known, "[]", "[]")
-    if name == "grouped":
-        backbone.vit.blocks[1].attn.num_kv_groups = 2
-        backbone.vit.rope_mixed, slim = False, build(DINOV3, "[1]", "[0.5]", "MODEL.SLIM_SCORE", "attention")[0]
-        with pytest.raises(UserError, match="MODEL.SLIM_SCORE is 'attention'.*EvaBlock"):
-            Slimming(slim, backbone)
-        return
+    known, changes = CHANGED.get(name, (name, {}))
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **changes))
+    cfg, backbone, _ = build(known, "[]", "[]")
     backbone.fused_attention = False
     stem = backbone.stem(torch.cat(list(draw(cfg).values())), torch.zeros(6, dtype=torch.long), 1)
     places = torch.stack([torch.randperm(backbone.num_patches)[:3].sort().values for _ in range(6)])
@@ -271,7 +270,8 @@ def test_class_attention_is_what_the_block_computes(name):
                      torch.randn_like(stem[:, :2])], dim=1)
     for tokens in (Tokens(stem), Tokens(few, places, extra=2)):
         seen = []
-        handle = backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        weights = backbone.vit.blocks[1].attn.attn_drop
+        handle = weights.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
             found = class_attention(backbone, tokens, 1)
@@ -279,6 +279,13 @@ def test_class_attention_is_what_the_block_computes(name):
         assert found.dtype == torch.float32 and not found.requires_grad
         assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
         torch.testing.assert_close(found, seen[0][:, :, 0].float(), rtol=1e-4, atol=1e-6)
+
+
+def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
+    with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is 'attention', which reads .* \(ParallelScalingBlock\)"):
+        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "attention")
+    assert build("test_vit", "[1]", "[0.5]")[2].counts == (4,)
 
 
 @torch.no_grad()
