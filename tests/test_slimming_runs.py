@@ -22,7 +22,8 @@ def words(root, output, *more):
     return cli_args_for(root, *SLIM, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", output, *more, config=BASELINE)
 
 
-@pytest.mark.parametrize("score", ["supervised", pytest.param("position", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["supervised", "position"])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path, score):
     """Maps, heads and their optimiser's state are in the checkpoint; every command reads it."""
     more = ("MODEL.SLIM_SCORE", score, "MODEL.PIFE_WEIGHTED", "True", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
@@ -76,7 +77,8 @@ def slim(blocks, keep, *more):
     (slim("[2]", "[0]"), ["SLIM_KEEP", "[0]", "(0, 1]"]),
     (slim("[2]", "[1.2]"), ["SLIM_KEEP", "[1.2]", "(0, 1]"]),
     (slim("[2]", "[50]"), ["SLIM_KEEP", "[50]", "(0, 1]"]),
-    (slim("[2]", "[nan]"), ["SLIM_KEEP", "(0, 1]"]),
+    (slim("[2]", "[nan]"), ["SLIM_KEEP", "'[nan]'", "it must be a list"]),
+    (slim("[2]", "[.nan]"), ["SLIM_KEEP", "(0, 1]"]),
     (slim("[2]", "0.5"), ["SLIM_KEEP", "0.5", "list"]),
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
     (["MODEL.SLIM_SCORE", "saliency"], ["MODEL.SLIM_SCORE is 'saliency'", "'distinctness' or 'attention'"]),
