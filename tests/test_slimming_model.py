@@ -3,6 +3,7 @@ import pytest
 import torch
 from golden_cases import relative_error
 from reference.cues import distinctness
+from test_fast_model import COMPILES, IN_THE_COMPILER
 from tiny import CAMERAS, CLASSES, PATCHES, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -281,7 +282,9 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", ["distinctness", "attention", "supervised"])
+@IN_THE_COMPILER
+@COMPILES
+@pytest.mark.parametrize("score", ["attention", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
     eager, compiled = (trained(slim_model(score)) for _ in range(2))
     compile_model(compiled, torch.device("cpu"))

@@ -78,7 +78,6 @@ def slim(blocks, keep, *more):
     (slim("[2]", "[1.2]"), ["SLIM_KEEP", "[1.2]", "(0, 1]"]),
     (slim("[2]", "[50]"), ["SLIM_KEEP", "[50]", "(0, 1]"]),
     (slim("[2]", "[nan]"), ["SLIM_KEEP", "'[nan]'", "it must be a list"]),
-    (slim("[2]", "[.nan]"), ["SLIM_KEEP", "(0, 1]"]),
     (slim("[2]", "0.5"), ["SLIM_KEEP", "0.5", "list"]),
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
     (["MODEL.SLIM_SCORE", "saliency"], ["MODEL.SLIM_SCORE is 'saliency'", "'distinctness' or 'attention'"]),
