@@ -144,9 +144,9 @@ def _with_slimming_of(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) ->
     score, blocks = cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS)
     if not wanted:
         if found:
-            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that %s, so it is left out.",
-                           checkpoint.path, f"MODEL.SLIM_SCORE {score} replaces" if blocks else "empty MODEL.SLIM_BLOCKS do "
-                           "not use")
+            why = f"MODEL.SLIM_SCORE {score} replaces" if blocks else "empty MODEL.SLIM_BLOCKS do not use"
+            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that %s, so it is left "
+                           "out.", checkpoint.path, why)
         return {name: tensor for name, tensor in checkpoint.model.items() if not name.startswith(SLIMMING)}
     choices = f"a score without weights (MODEL.SLIM_SCORE {', '.join(WITHOUT_WEIGHTS)})"
     if not found:

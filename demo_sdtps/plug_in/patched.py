@@ -4,7 +4,7 @@ Written for Python 3.8.
 """
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 
@@ -24,14 +24,15 @@ class Patched:
         return _empty, (host, *reversed(layers)), self.__dict__
 
 
-@cache
-def _class(ours: Any, host: Any) -> type:
+@lru_cache
+def _class(ours: Any, host: Any) -> Any:
     return type(f"{host.__name__}{ours.suffix}", (ours, host), {"__module__": host.__module__, "_host": host, "_ours": ours})
 
 
 def make_patched(instance: Any, ours: type) -> None:
     """Give `instance` the methods of `ours`, a subclass of `Patched` with a `suffix` of names, in place."""
-    instance.__class__ = _class(ours, type(instance))
+    host: Any = type(instance)
+    instance.__class__ = _class(ours, host)
 
 
 def _empty(host: Any, *layers: type) -> Any:

@@ -101,8 +101,8 @@ class SlimPass:
         self.calls += 1
         if self.calls > len(MODALITIES) or image.shape != self.images[name].shape \
                 or not (name in self.missing or image is self.images[name]):
-            raise UserError(f"{type(self.model).__name__}.forward called BACKBONE for other images than those of RGB, NI and TI "
-                            "as they are, once each, which slimming encodes together; leave MODEL.SLIM_BLOCKS empty.")
+            raise UserError(f"{type(self.model).__name__}.forward called BACKBONE for other images than those of RGB, NI and "
+                            "TI as they are, once each, which slimming encodes together; leave MODEL.SLIM_BLOCKS empty.")
         if not self.waiting:
             count, whole = len(image), torch.cat(list(self.images.values()))
 
