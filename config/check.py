@@ -47,6 +47,17 @@ def _check_sdtps_score(cfg: CfgNode) -> None:
 def _check_slimming(cfg: CfgNode) -> None:
     """Raise `UserError` for slimming settings that do not fit each other; those that do not fit the backbone it refuses."""
     model = cfg.MODEL
+    check_stages(model)
+    if model.PIFE_WEIGHTED and not (model.SLIM_BLOCKS and model.GLOBAL_LOCAL):
+        raise UserError("MODEL.PIFE_WEIGHTED is True, but it weighs the mean of PIFE (MODEL.GLOBAL_LOCAL) by the score of "
+                        "MODEL.SLIM_BLOCKS, and one of them is off; set both, or PIFE_WEIGHTED to False.")
+    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
+        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which learns from one mask for the three modalities, but "
+                        "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
+
+
+def check_stages(model: CfgNode) -> None:
+    """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
     score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
     if len(blocks) != len(keep):
@@ -54,12 +65,6 @@ def _check_slimming(cfg: CfgNode) -> None:
                         "block; give both as many.")
     if blocks != sorted(set(blocks)):
         raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the blocks must rise, each once; write {sorted(set(blocks))}.")
-    if model.PIFE_WEIGHTED and not (blocks and model.GLOBAL_LOCAL):
-        raise UserError("MODEL.PIFE_WEIGHTED is True, but it weighs the mean of PIFE (MODEL.GLOBAL_LOCAL) by the score of "
-                        "MODEL.SLIM_BLOCKS, and one of them is off; set both, or PIFE_WEIGHTED to False.")
-    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
-        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which learns from one mask for the three modalities, but "
-                        "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
 
 
 def _check_batch(cfg: CfgNode) -> None:

@@ -41,7 +41,8 @@ THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
 THEIR_CAMERAS, OUR_CAMERAS = ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"), "backbone.camera_embedding"
 """The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
 
-PARTS = ("backbone", "slimming", "pife", "hdm", "atmoe", "heads")  # first components of our names, with SELECTORS
+PARTS = ("backbone", "slimming", "pife", "hdm", "atmoe", "heads")
+"""First components of our names, beside those of the SELECTORS."""
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:

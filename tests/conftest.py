@@ -74,6 +74,25 @@ def shapes_root(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def host():
+    """The checkout's `config` and `modeling`, which leave this process with the module's tests."""
+    from plug_in_guide import HOST
+
+    before = set(sys.modules)
+    sys.path.insert(0, str(HOST))
+    try:
+        from config import cfg
+        from modeling import make_model
+
+        yield cfg, make_model
+    finally:
+        sys.path.remove(str(HOST))
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] in ("config", "modeling"):
+                del sys.modules[name]
+
+
 @pytest.fixture
 def own_root(tiny_root, tmp_path):
     """A copy of `tiny_root` that a test may damage."""

@@ -19,7 +19,8 @@ def test_help(script, monkeypatch, capsys):
     assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
     flags = {"train_net.py": "--overwrite", "test_net.py": "--weight", "tools/export_features.py": "--split",
              "tools/profile_flops.py": "--num_class", "tools/draw_ranks.py": "--queries", "tools/draw_tokens.py": "--samples",
-             "tools/selection_quality.py": "--json", "train_seps.py": "--overwrite", "test_seps.py": "--weight"}
+             "tools/selection_quality.py": "--json", "tools/slim_curve.py": "--scores",
+             "train_seps.py": "--overwrite", "test_seps.py": "--weight"}
     assert flags.get(script, "--help") in shown.out
 
 

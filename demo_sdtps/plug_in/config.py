@@ -1,4 +1,4 @@
-"""The configuration keys of SDTPS in DeMo's own CfgNode."""
+"""The configuration keys of SDTPS and of slimming in DeMo's own CfgNode."""
 from __future__ import annotations
 
 from yacs.config import CfgNode
@@ -6,14 +6,15 @@ from yacs.config import CfgNode
 from demo_sdtps.config.common import UserError
 from demo_sdtps.config.schema import KEYS
 
-ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith("MODEL.SDTPS_"))
-"""The schema's rows of SDTPS, with names, defaults and tests of values."""
+ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_")))
+"""The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""
 AS_PUBLISHED = ("MODEL.SDTPS_PROJECTION", "MODEL.SDTPS_SCORE", "MODEL.SDTPS_FEEDS_HDM")
 """Those that keep their defaults here."""
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
-    """Add the keys of SDTPS with their defaults to DeMo's configuration, in place, before `merge_from_file`; → `cfg`.
+    """Add the keys of SDTPS and of slimming with their defaults to DeMo's configuration, in place, before `merge_from_file`;
+    → `cfg`.
 
     Keys that are there already keep their values. Raises `UserError` where there is no MODEL section, or it is frozen.
     """
@@ -22,12 +23,12 @@ def add_config(cfg: CfgNode) -> CfgNode:
     if cfg.MODEL.is_frozen():
         raise UserError("The configuration is frozen; call add_config before merge_from_file and freeze.")
     for key in ADDED:
-        cfg.MODEL.setdefault(key.name.partition(".")[2], key.default)
+        cfg.MODEL.setdefault(key.name.partition(".")[2], list(key.default) if isinstance(key.default, list) else key.default)
     return cfg
 
 
 def check_values(cfg: CfgNode) -> None:
-    """Raise `UserError` for a key of SDTPS that is missing, or a value that makes no sense."""
+    """Raise `UserError` for a key of SDTPS or of slimming that is missing, or a value that makes no sense."""
     for key in ADDED:
         name = key.name.partition(".")[2]
         if name not in cfg.MODEL:

@@ -1,14 +1,15 @@
-"""SDTPS in a model of a DeMo checkout, without a change of the checkout's code (docs/plug_in.md).
+"""SDTPS and slimming in a model of a DeMo checkout, without a change of the checkout's code (docs/plug_in.md).
 
 The model's class becomes a subclass with a forward of its own, which runs DeMo's; hooks on DeMo's modules read what its forward
 passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one pass of one thread.
-Written for Python 3.8 and torch 1.13, which DeMo pins.
+Written for Python 3.8 and torch 1.13, which DeMo pins; slimming (slim.py), which is imported where it is on, for those of this
+project.
 """
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS, UserError
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values
+from demo_sdtps.plug_in.patched import Patched, make_patched
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -117,9 +119,10 @@ class _ScaleGradient(torch.autograd.Function):
         return ctx.weight * gradient, None
 
 
-class SDTPSForward(nn.Module):
-    """The forward of a patched model; `_patched_class` puts it before DeMo's class."""
+class SDTPSForward(Patched, nn.Module):
+    """The forward of a model with SDTPS."""
 
+    suffix = "SDTPS"
     sdtps: MultiModalSDTPS
     bottleneck_sdtps: nn.BatchNorm1d
     classifier_sdtps: nn.Linear
@@ -127,7 +130,6 @@ class SDTPSForward(nn.Module):
     """The modalities whose globals do not guide the others in evaluation (TEST.MISS without SDTPS_GUIDE_MISSING)."""
     sdtps_loss_weight: float
     GLOBAL_LOCAL: bool
-    _host: type
 
     def forward(self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None):
         """As DeMo's; → in training the pair of SDTPS before DeMo's tuple, in evaluation a feature (B, D).
@@ -162,35 +164,38 @@ class SDTPSForward(nn.Module):
         # DeMo's loop adds the losses of all pairs as they are.
         return (_ScaleGradient.apply(logits, self.sdtps_loss_weight), _ScaleGradient.apply(feature, self.sdtps_loss_weight))
 
-    def __reduce__(self):
-        # The class is made at run time: by its name pickle would not find it.
-        return _empty, (self._host,), self.__dict__
-
-
-@lru_cache
-def _patched_class(host: Any) -> type[SDTPSForward]:
-    return type(f"{host.__name__}SDTPS", (SDTPSForward, host), {"__module__": host.__module__, "_host": host})
-
-
-def _empty(host: type) -> SDTPSForward:
-    patched = _patched_class(host)
-    return patched.__new__(patched)
-
 
 def patch(model: Any, cfg: CfgNode) -> Any:
-    """Make a model of DeMo run SDTPS, in place, where MODEL.USE_SDTPS is True; → the model.
+    """Make a model of DeMo run SDTPS, in place, where MODEL.USE_SDTPS is True, and slimming where MODEL.SLIM_BLOCKS has blocks;
+    → the model.
 
-    Adds the modules `sdtps`, `bottleneck_sdtps` and `classifier_sdtps`, on the device of the model's last parameter. With
-    USE_SDTPS False the model is not touched. `cfg` is DeMo's configuration with the keys of `add_config`. Raises `UserError`
-    for a model that lacks what SDTPS builds on, or an impossible value.
+    SDTPS adds the modules `sdtps`, `bottleneck_sdtps` and `classifier_sdtps`, slimming the module `slimming`, on the device of
+    the model's last parameter. With both off the model is not touched. `cfg` is DeMo's configuration with the keys of
+    `add_config`. Raises `UserError` for a model that lacks what they build on, or an impossible value.
     """
     check_values(cfg)
-    if not cfg.MODEL.USE_SDTPS or isinstance(model, SDTPSForward):
+    if isinstance(model, Patched) or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
         return model
     _check_host(model)
+    rows, columns = _grid(model, cfg)
+    patches = rows * columns
+    if cfg.MODEL.SLIM_BLOCKS:
+        if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
+            raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
+                            "install one, or leave it empty.")
+        from demo_sdtps.plug_in.slim import slim
+
+        slim(model, cfg, (rows, columns))
+        patches = model.slimming.counts[-1]
+    if cfg.MODEL.USE_SDTPS:
+        _add_sdtps(model, cfg, patches)
+    return model
+
+
+def _add_sdtps(model: Any, cfg: CfgNode, patches: int) -> None:
     device = list(model.parameters())[-1].device
     width = 3 * model.feat_dim
-    model.sdtps = _selector(model, cfg)
+    model.sdtps = _selector(model, cfg, patches)
     model.bottleneck_sdtps = nn.BatchNorm1d(width)
     model.bottleneck_sdtps.bias.requires_grad_(False)
     model.classifier_sdtps = nn.Linear(width, model.num_classes, bias=False)
@@ -206,19 +211,22 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     absent = cfg.TEST.MISS if cfg.TEST.MISS in MISSING_CASES and not cfg.MODEL.SDTPS_GUIDE_MISSING else ""
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")
     model.sdtps_loss_weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
-    host: Any = type(model)
-    model.__class__ = _patched_class(host)
-    return model
+    make_patched(model, SDTPSForward)
 
 
-def _selector(model: Any, cfg: CfgNode) -> MultiModalSDTPS:
+def _grid(model: Any, cfg: CfgNode) -> tuple[int, int]:
+    """(rows, columns) of patches."""
     first = next((module for module in model.BACKBONE.modules() if isinstance(module, nn.Conv2d)), None)
     if first is None:
         raise UserError(f"BACKBONE has no Conv2d that makes the patches, which was looked for; {BY_HAND}.")
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
+    return rows, columns
+
+
+def _selector(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
     try:
-        return MultiModalSDTPS(model.feat_dim, rows * columns,
+        return MultiModalSDTPS(model.feat_dim, patches,
                                **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})
     except ValueError as error:
         raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None

@@ -1,23 +1,25 @@
-"""A plain ViT in place of DeMo's backbones, under the weight names of its ImageNet backbone."""
+"""A plain ViT in place of DeMo's ImageNet backbone, under its weight names, and a small tower of CLIP's (clip.py)."""
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from modeling.clip import Tower
+
 PATCH = 16
-SIZES = {"test_vit": (64, 6, 2, 3), "one_block": (512, 1, 8, 1)}
+SIZES = {"test_vit": (64, 6, 2, 3), "one_block": (512, 1, 8, 1), "small_clip": (64, 4, 2, 4)}
 """Width, blocks, heads, and hidden width of the MLPs over the width."""
 
 
 class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.num_heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(self, tokens):
         batch, count, width = tokens.shape
-        query, key, value = self.qkv(tokens).view(batch, count, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(tokens).view(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
         return self.proj((weights @ value).transpose(1, 2).reshape(batch, count, width))
 
@@ -82,8 +84,17 @@ class Backbone(nn.Module):
 
     def __init__(self, cfg, camera_num):
         super().__init__()
-        self.base = Vit(cfg, camera_num)
+        self.cv_embed = None
+        if cfg.MODEL.TRANSFORMER_TYPE == "small_clip":
+            width, depth, heads, _ = SIZES["small_clip"]
+            self.base = Tower(cfg, width, depth, heads)
+            self.sie_weight = cfg.MODEL.SIE_COE
+            self.cv_embed = nn.Parameter(0.02 * torch.randn(camera_num, 1, width))
+        else:
+            self.base = Vit(cfg, camera_num)
 
     def forward(self, images, cam_label=None, view_label=None):
+        if self.cv_embed is not None and cam_label is not None:
+            cam_label = self.sie_weight * self.cv_embed[cam_label]
         tokens = self.base(images, cam_label)
         return tokens[:, 1:], tokens[:, 0]

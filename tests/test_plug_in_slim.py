@@ -1,0 +1,211 @@
+"""Slimming by demo_sdtps.patch in models of the miniature of DeMo's checkout, with its ImageNet and its CLIP backbone."""
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from commands import BASELINE
+from plug_in_host import CLASSES, NAMES, equal, replicas_of
+from torch import nn
+
+import demo_sdtps
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones import clip
+from demo_sdtps.modeling.demo import missing_modalities
+
+SIZE, CAMERAS = [128, 64], 4
+STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
+IMAGENET, CLIP = ["MODEL.TRANSFORMER_TYPE", "test_vit"], ["MODEL.TRANSFORMER_TYPE", "small_clip"]
+
+
+@pytest.fixture
+def build(host):
+    """A patched model of KEY, VALUE, … options, the same for the same options."""
+    defaults, make_theirs = host
+
+    def build(*opts):
+        cfg = demo_sdtps.add_config(defaults.clone())
+        cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *opts])
+        torch.manual_seed(0)
+        return demo_sdtps.patch(make_theirs(cfg, CLASSES, CAMERAS), cfg)
+
+    return build
+
+
+@pytest.fixture
+def ours(monkeypatch, tmp_path):
+    """Our model with the weights of a patched one, by a file as load_param and test_net.py read it; → (cfg, model)."""
+    def small(self, cfg):  # CLIP's tower in the miniature's size
+        vit = self._create(cfg, clip.NAME_IN_TIMM, mlp_layer=clip.QuickGELUMlp, embed_dim=64, depth=4, num_heads=2)
+        vit.head = nn.Linear(64, 64, bias=False)
+        return vit
+
+    def load(model, *opts):
+        words = [str(word) for word in opts]
+        if "small_clip" in words:
+            monkeypatch.setattr(clip.CLIP, "build", small)
+            words = [*("ViT-B-16" if word == "small_clip" else word for word in words), "MODEL.PATCH_SIZE", "0"]
+        else:
+            words += ["MODEL.PATCH_SIZE", "16"]
+        cfg = load_cfg(BASELINE, ["INPUT.SIZE_TRAIN", str(SIZE), "INPUT.SIZE_TEST", str(SIZE), "MODEL.STRIDE_SIZE", "[16,16]",
+                                  "MODEL.HEAD", "4", *words])
+        torch.save(model.state_dict(), tmp_path / "theirs.pth")
+        found = make_model(cfg, CLASSES, CAMERAS)
+        load_weights(cfg, found, read_checkpoint(tmp_path / "theirs.pth"))
+        return cfg, found.eval()
+
+    return load
+
+
+def triplets(batch=3, seed=1):
+    torch.manual_seed(seed)
+    return {name: torch.randn(batch, 3, *SIZE) for name in NAMES}, torch.arange(batch) % CAMERAS
+
+
+def features(model, given=None):
+    images, cameras = given or triplets()
+    with torch.no_grad():
+        return [model.eval()(images, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("opts", [
+    [*IMAGENET, *FUSED], [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_SHARED", False], [*CLIP, "MODEL.SLIM_MERGE", False],
+    [*CLIP, "MODEL.SLIM_SCORE", "attention"], [*IMAGENET, "MODEL.SLIM_SCORE", "attention", "MODEL.GLOBAL_LOCAL", False],
+    [*IMAGENET, "MODEL.SLIM_SCORE", "sdtps"], [*CLIP, "MODEL.SLIM_SCORE", "random", "TEST.MISS", "n"],
+    [*IMAGENET, "TEST.MISS", "rt", "MODEL.HDM", True], [*CLIP, "MODEL.SLIM_BLOCKS", [0, 3]]],
+    ids=lambda opts: " ".join(map(str, opts[1:])))
+def test_features_are_those_of_our_model(build, ours, opts):
+    opts = [*STAGES, *opts]
+    model = build(*opts)
+    found = features(model)
+    cfg, expected = ours(model, *opts)
+    assert {name for name in model.state_dict() if name.startswith("slimming")} == {
+        name for name in expected.state_dict() if name.startswith("slimming")}
+    images, cameras = triplets()
+    with torch.no_grad():
+        (patterns,) = expected.extract_features(images, cameras, [missing_modalities(cfg.TEST.MISS)])
+    for pattern, feature in zip((1, 2, 3), found, strict=True):
+        assert (feature - patterns[pattern]).norm() < 1e-5 * patterns[pattern].norm(), pattern
+
+
+@pytest.mark.parametrize("tower", [IMAGENET, CLIP], ids=["ImageNet", "CLIP"])
+def test_gradients_are_those_of_our_model(build, ours, tower):
+    opts = [*STAGES, *tower]
+    model = build(*opts)
+    _, other = ours(model, *opts)
+    images, cameras = triplets(4)
+    for each in (model, other):
+        logits, feature = each.train()(images, cam_label=cameras)
+        (logits.square().sum() + feature.square().sum()).backward()
+    theirs = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+    name = "BACKBONE.base.conv1.weight" if tower is CLIP else "BACKBONE.base.patch_embed.proj.weight"
+    gradient = other.backbone.vit.patch_embed.proj.weight.grad
+    assert gradient.norm() > 0 and (theirs[name] - gradient).norm() < 1e-4 * gradient.norm()
+    assert all(torch.isfinite(grad).all() for grad in theirs.values()) and len(theirs) > 50
+
+
+def test_off_nothing_is_touched(build, host):
+    model = build(*CLIP, *FUSED)
+    torch.manual_seed(0)
+    cfg = host[0].clone()
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *CLIP, *FUSED])
+    plain = host[1](cfg, CLASSES, CAMERAS)
+    assert all(type(one) is type(other) for one, other in zip(model.modules(), plain.modules(), strict=True))
+    assert list(model.state_dict()) == list(plain.state_dict()) and equal(features(model), features(plain))
+
+
+@pytest.mark.parametrize("tower", [IMAGENET, CLIP], ids=["ImageNet", "CLIP"])
+def test_operations_fall_by_the_share_of_tokens(build, tower):
+    """DeMo's own count, of a forward whose blocks after the first see half of the patches, with class and extra token."""
+    dense, slimmed = (build(*tower, *opts).flops()[0] for opts in ([], ["MODEL.SLIM_BLOCKS", [1], "MODEL.SLIM_KEEP", [0.5]]))
+    blocks = 6 if tower is IMAGENET else 4
+    share = (1 + (blocks - 1) * (16 + 2) / (32 + 1)) / blocks
+    assert 0.9 * share < slimmed / dense < 1.1 * share
+
+
+def test_sdtps_behind_slimming_selects_among_what_is_left(build):
+    model = build(*STAGES, *IMAGENET, "MODEL.USE_SDTPS", True, *FUSED)
+    seen = []
+    model.sdtps.register_forward_hook(lambda module, inputs, output: seen.append([part.shape[1] for part in inputs[:3]]))
+    output = model.train()(*triplets(4)[:1], cam_label=torch.zeros(4, dtype=torch.long))
+    assert seen == [[8, 8, 8]] and len(output) == 7
+    assert [feature.shape for feature in features(model)] == [(3, 192), (3, 640), (3, 832)]
+
+
+@pytest.mark.parametrize("opts", [[], ["MODEL.USE_SDTPS", True]])
+def test_copies_compute_by_their_own_weights(build, tmp_path, opts):
+    model = build(*STAGES, *CLIP, *opts)
+    before = features(model)
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    copied = copy.deepcopy(model)
+    for other in (copied, torch.load(stored, weights_only=False)):
+        assert type(other) is type(model) and equal(features(other), before)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(1.5)
+    assert not equal(features(copied), before) and equal(features(model), before)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    copied.load_param(tmp_path / "weights.pth")
+    assert equal(features(copied), before)
+
+
+def test_a_backbone_alone_a_copy_of_it_and_a_failed_pass(build):
+    """Each is as without slimming, and leaves nothing behind."""
+    model = build(*STAGES, *CLIP).eval()
+    (images, cameras), expected = triplets(), features(model)
+    dense = copy.deepcopy(build(*CLIP).BACKBONE)
+    dense.load_state_dict(model.BACKBONE.state_dict())
+    assert equal(model.BACKBONE(images["RGB"], cam_label=cameras), dense(images["RGB"], cam_label=cameras))
+    with pytest.raises(KeyError):
+        model({"RGB": images["RGB"]}, cam_label=cameras)
+    teacher, seen = copy.deepcopy(model.BACKBONE), []
+    model.rgb_reduce.register_forward_pre_hook(lambda *_: seen.append(teacher(images["RGB"], cam_label=cameras)))
+    assert equal(features(model), expected) and equal(seen[0], dense(images["RGB"], cam_label=cameras))
+
+
+def test_replicas_in_threads_do_not_mix(build):
+    model = build(*STAGES, *CLIP).eval()
+    given = [triplets(seed=seed) for seed in (1, 2)]
+    expected = [features(model, part) for part in given]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(features, replicas_of(model, 2), given))
+    assert all(equal(one, other) for one, other in zip(found, expected, strict=True)) and not equal(*found)
+
+
+@pytest.mark.parametrize("opts, said", [
+    (["MODEL.SLIM_KEEP", [0.5]], "there must be one share for each block"),
+    (["MODEL.SLIM_BLOCKS", [3, 1]], r"the blocks must rise, each once; write \[1, 3\]"),
+    (["MODEL.SLIM_BLOCKS", [1, 9]], "has 4 blocks"),
+    (["MODEL.SLIM_KEEP", [0.5, 0.01]], "is less than one"),
+    (["MODEL.SLIM_KEEP", [0.5, 2.0]], r"it must be a list of shares in \(0, 1\]"),
+    (["MODEL.SLIM_SCORE", "distinct"], "the nearest is 'distinctness'"),
+    (["MODEL.SLIM_SCORE", "supervised"], "reads foreground masks, but DeMo's loader has none"),
+    (["MODEL.SLIM_SCORE", "tome"], "changes the attention inside the blocks")])
+def test_a_setting_that_does_not_fit_is_one_sentence(build, opts, said):
+    with pytest.raises(UserError, match=rf"^MODEL\.SLIM_[^\n]*{said}[^\n]*\.$"):
+        build(*STAGES, *CLIP, *opts)
+
+
+def test_another_backbone_or_forward_is_one_sentence(build, host, monkeypatch):
+    cfg = demo_sdtps.add_config(host[0].clone())
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *STAGES])
+    model = host[1](cfg, CLASSES, CAMERAS)
+    model.BACKBONE.base = nn.Conv2d(3, 64, 16)
+    with pytest.raises(UserError, match=r"^BACKBONE\.base has neither transformer\.resblocks \(CLIP\) nor blocks"):
+        demo_sdtps.patch(model, cfg)
+    model = build(*STAGES, *CLIP).eval()
+    images, cameras = triplets()
+    forward = model._host.forward
+
+    def other(self, x, *arguments):
+        return forward(self, {**x, "NI": x["RGB"]}, *arguments)
+
+    monkeypatch.setattr(model._host, "forward", other)
+    with pytest.raises(UserError, match="called BACKBONE for other images"):
+        model(images, cam_label=cameras)

@@ -1,0 +1,151 @@
+"""mAP against operations of a checkpoint slimmed without training: python tools/slim_curve.py --weight W --output curve.png"""
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script  # noqa: F401
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError, with_values
+from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.files import write_json
+from demo_sdtps.config.progress import progress
+from demo_sdtps.config.scores import score_entry
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid, make_test_data
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, reid_caption, reid_record
+from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.tools.figures import plt, save
+from demo_sdtps.tools.profile_flops import count_macs
+
+DEFAULT_SCORES = ("distinctness", "attention", "random")
+SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)))
+"""Depths after which patches are dropped and what is kept of them there: about 0.75, 0.65, 0.5 and 0.4 of the operations."""
+
+HEADER = f"{'score':18}{'blocks':>10}{'keep':>12}{'operations':>12}{'mAP':>8}{'Rank-1':>8}  of {{}}"
+
+
+class Point(NamedTuple):
+    """A setting of slimming and what it does; mAP and Rank-1 in [0, 1], of TEST.RETURN_PATTERN."""
+
+    score: str  # '' for the dense model
+    blocks: list[int]
+    keep: list[float]
+    operations: float  # of the backbone, over those of the dense model
+    mAP: float
+    rank1: float
+
+
+def main() -> None:
+    parser = config_parser("Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained "
+                           "with: for each score and setting the operations of the backbone against the dense model, and mAP "
+                           "and Rank-1 of TEST.RETURN_PATTERN.", checkpoint=weight_flag())
+    parser.add_argument("--scores", nargs="+", default=list(DEFAULT_SCORES), metavar="SCORE",
+                        help=f"MODEL.SLIM_SCORE of each curve (default: {' '.join(DEFAULT_SCORES)})")
+    parser.add_argument("--blocks", nargs="+", type=whole_numbers, metavar="B,B", help="MODEL.SLIM_BLOCKS of each setting, "
+                        "such as 2 1,3 (default: after a third, and after a sixth and a half of the blocks)")
+    parser.add_argument("--keep", nargs="+", type=share, metavar="SHARE", help="share of the patches that each block of a "
+                        "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, then 0.6 and 0.45)")
+    parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw the curve into this file")
+    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
+    arguments, cfg = parse(parser)
+    check(cfg, arguments.scores)
+    dense, splits = load_model_and_data(with_values(cfg, {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}))
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    whole = count_macs(cfg, dense)["backbone"]
+    caption = reid_caption(cfg, data)
+    print(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), sep="\n")
+    points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
+    print(row(points[0]))
+    chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
+    cases = [(score, *setting) for score in arguments.scores for setting in chosen]
+    for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
+        slimmed = with_values(cfg, {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score})
+        model, _ = load_model_and_data(slimmed)
+        operations = count_macs(slimmed, model)
+        points.append(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole,
+                            *measure(slimmed, model, data)))
+        print(row(points[-1]), flush=True)
+    if arguments.json:
+        write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
+                                    "points": [point._asdict() for point in points]})
+        print(arguments.json)
+    if arguments.output:
+        print(draw(points, caption, cfg, arguments.output))
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Type of a flag for argparse: whole numbers that rise, such as 1,3."""
+    numbers = [int(part) for part in text.split(",")]
+    if numbers != sorted(set(numbers)) or numbers[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text} must rise, each block once")
+    return numbers
+
+
+def share(text: str) -> float:
+    """Type of a flag for argparse: a number in (0, 1]."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in (0, 1]")
+    return value
+
+
+def check(cfg: CfgNode, scores: Sequence[str]) -> None:
+    """Raise `UserError` for an unknown score, one that reads masks here, and several cases of missing modalities."""
+    for name in scores:
+        if score_entry(name, "--scores").masks == "always":
+            raise UserError(f"--scores has {name!r}, which reads the images' own masks in evaluation; leave it out.")
+    if cfg.TEST.MISS == "all":
+        raise UserError("TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'.")
+
+
+def settings(depth: int, blocks: Sequence[list[int]] | None,
+             keep: Sequence[float] | None) -> list[tuple[list[int], list[float]]]:
+    """MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP of each setting, for a backbone of `depth` blocks."""
+    default = [(sorted({round(depth * place) for place in places}), shares) for places, shares in SETTINGS]
+    if blocks is None and keep is None:
+        return [(found, list(shares[:len(found)])) for found, shares in default]
+    chosen = blocks or [found for found, _ in default[::2]]
+    return [(found, [value] * len(found)) for found in chosen for value in keep or (0.65, 0.5)]
+
+
+def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
+    """mAP and Rank-1 of TEST.RETURN_PATTERN."""
+    (rankings,) = evaluate_reid(cfg, model, data).values()
+    record = reid_record(rankings)[str(cfg.TEST.RETURN_PATTERN)]
+    return record["mAP"], record["Rank-1"]
+
+
+def row(point: Point) -> str:
+    """A line of the table, under HEADER."""
+    blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
+    return (f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
+            f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}")
+
+
+def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Path:
+    """mAP over the share of the operations, a curve for each score."""
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    dense, *others = points
+    for score in dict.fromkeys(point.score for point in others):
+        found = sorted((100 * point.operations, 100 * point.mAP) for point in (dense, *others) if point.score in ("", score))
+        axes.plot(*zip(*found, strict=True), marker="o", label=score)
+    axes.axhline(100 * dense.mAP, color="#555555", linestyle="--", linewidth=1, label="dense")
+    axes.plot(100, 100 * dense.mAP, marker="s", color="#555555")
+    axes.set(xlabel="operations of the backbone against the dense model, %",
+             ylabel=f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
+    axes.set_title(caption, fontsize=8)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return save(figure, path)
+
+
+if __name__ == "__main__":
+    run(main)
