@@ -43,9 +43,7 @@ class Sides:
         self.plain = plain.Demo(cfg.INPUT.SIZE_TRAIN, CLASSES, CAMERAS, cfg.MODEL.HEAD, cfg.MODEL.SIE_COE).to(self.device)
         self.ours = make_model(cfg, CLASSES, CAMERAS).to(self.device)
         self.ours.load_state_dict(from_demo(self.plain.state_dict()))
-        self.images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=self.device) for modality in MODALITIES}
-        self.cameras = torch.arange(batch, device=self.device) % CAMERAS
-        self.labels = torch.arange(batch, device=self.device) % max(2, batch // 2)
+        self.images, self.cameras, self.labels = random_batch(cfg, batch, self.device)
 
     @torch.no_grad()
     def infer(self, model: nn.Module) -> torch.Tensor:
@@ -56,17 +54,30 @@ class Sides:
         solver = self.cfg.SOLVER
         optimizer = make_optimizer(self.cfg, model) if model is self.ours \
             else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
-        model.train()
+        step = training_step(self.cfg, model.train(), optimizer, self.cameras, self.labels, precision, self.ours.pair_weights)
+        return partial(step, self.images)
 
-        def step() -> None:
-            with autocast(self.device, precision):
-                outputs = model(self.images, self.cameras)
-                loss, _ = total_loss(self.cfg, outputs, self.labels, self.ours.pair_weights)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
 
-        return step
+def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Random images by modality, cameras and labels."""
+    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in MODALITIES}
+    number = torch.arange(batch, device=device)
+    return images, number % CAMERAS, number % max(2, batch // 2)
+
+
+def training_step(cfg: CfgNode, model: nn.Module, optimizer: torch.optim.Optimizer, cameras: torch.Tensor,
+                  labels: torch.Tensor, precision: torch.dtype | None,
+                  pair_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
+    """A function of the images that does one step."""
+    def step(images: dict[str, torch.Tensor]) -> None:
+        with autocast(cameras.device, precision):
+            outputs = model(images, cameras)
+            loss, _ = total_loss(cfg, outputs, labels, pair_weights)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return step
 
 
 def configuration(*opts: str) -> CfgNode:

@@ -18,6 +18,7 @@ from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.seps import seps_rows
+from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import output_file, run
 from demo_sdtps.config.files import write_json
@@ -28,6 +29,8 @@ from demo_sdtps.engine.runtime import choose_device, choose_precision
 
 PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description, and rows by `quick`
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
+    "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
+                 slimming_rows),
     "fusion": ("HDM and ATMoE alone", lambda quick: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
     "sdtps": ("SDTPS alone, and its share of the whole forward",
               lambda quick: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),

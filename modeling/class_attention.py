@@ -62,7 +62,7 @@ def _projected(backbone: Backbone, values: torch.Tensor, index: int, is_key: boo
 def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Weight and bias of the queries, and of the keys."""
     if getattr(attention, "qkv", None) is None:
-        # Detached: autocast would keep the half-precision copy of a parameter, made here without gradient, for the block.
+        # Detached: autocast may keep a half-precision copy of a parameter, which without gradient the block must not reuse.
         return [(layer.weight.detach(), layer.bias) for layer in (attention.q_proj, attention.k_proj)]
     weights = attention.qkv.weight.chunk(3)[:2]
     if getattr(attention, "q_bias", None) is not None:

@@ -15,6 +15,7 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 import torch
 
 from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine import distributed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
@@ -44,6 +45,8 @@ def steps(cfg) -> dict:
     network = distributed.replicated(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
+    if reads_masks(cfg, training=True):
+        images[MASK] = torch.rand(BATCH, 1, *cfg.INPUT.SIZE_TRAIN)
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []
     for _ in range(STEPS):

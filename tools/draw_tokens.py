@@ -1,4 +1,4 @@
-"""Draw which patches the selector keeps: python tools/draw_tokens.py --weight W --output tokens.png"""
+"""Draw which patches slimming and the selector keep: python tools/draw_tokens.py --weight W --output tokens.png"""
 import sys
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
 from demo_sdtps.datasets import Sample
-from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
-from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import options
 from demo_sdtps.engine.evaluation.selection import check_selection
@@ -23,14 +22,15 @@ from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.selectors.base import ByModality
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour that is visible on a black night image too
 
 
 def main() -> None:
-    parser = config_parser("Draw triplets, and beside them the patches that the selector keeps; the others are covered.",
-                           checkpoint=weight_flag())
+    parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and the selector keep; the "
+                           "others are covered.", checkpoint=weight_flag())
     parser.add_argument("--output", type=output_file(".png"), default="tokens.png", metavar="X.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
@@ -41,41 +41,67 @@ def main() -> None:
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
-    """A row per triplet: each modality's image and, beside it, the same with the dropped patches covered."""
+    """A row per triplet: each modality's image and, beside it, the same with the dropped patches covered, after every stage of
+    slimming and after the selector."""
     chosen = [samples[index] for index in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
-    counts = {int(kept) for mask in masks.values() for kept in mask.sum(dim=(1, 2))}
-    kept = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    columns, (width, height) = 2 * len(MODALITIES), room(cfg, 2.1)
-    inches = (0.2 + width) * columns, (0.2 + height) * len(chosen)
-    figure, axes = plt.subplots(len(chosen), columns, figsize=inches, squeeze=False)
+    each, (width, height) = 1 + len(masks), room(cfg, 2.1)
+    inches = (0.2 + width) * each * len(MODALITIES), (0.2 + height) * len(chosen)
+    figure, axes = plt.subplots(len(chosen), each * len(MODALITIES), figsize=inches, squeeze=False)
     for row, sample in enumerate(chosen):
         for index, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
-            mask = F.interpolate(masks[modality][row, None, None], tuple(cfg.INPUT.SIZE_TEST))[0, 0].numpy()[..., None]
-            left, right = axes[row, 2 * index:2 * index + 2]
-            left.imshow(image)
-            right.imshow(image + (OPACITY * (1 - mask) * (np.array(DROPPED) - image)).astype(int))
-            for axis, title in ((left, modality), (right, "kept")):
+            panels = {modality: image} | {title: covered(image, mask[modality][row]) for title, mask in masks.items()}
+            for axis, (title, panel) in zip(axes[row, each * index:], panels.items(), strict=False):
+                axis.imshow(panel)
                 hide_ticks(axis)
                 if row == 0:
                     axis.set_title(title, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
-    figure.suptitle(f"patches kept by {type(model.selector).__name__}: {kept} of {model.backbone.num_patches} per modality"
+    figure.suptitle(f"patches kept by {description(cfg, model, masks)} of {model.backbone.num_patches} per modality"
                     f"{options(cfg)}", y=0.998)
     figure.tight_layout(pad=0.3, rect=(0, 0, 1, 0.995))
     return save(figure, path)
 
 
-def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """Decision masks of the samples by modality, (samples, rows, columns): 1 = kept."""
-    dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
+def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
+    """The image (H, W, 3) with the patches covered where mask (rows, columns) is 0."""
+    kept = F.interpolate(mask[None, None], image.shape[:2])[0, 0].numpy()[..., None]
+    return image + (OPACITY * (1 - kept) * (np.array(DROPPED) - image)).astype(int)
+
+
+def description(cfg: CfgNode, model: DeMo, masks: dict[str, ByModality]) -> str:
+    """What keeps patches, and how many of them at each of `masks`."""
+    by = [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"] if model.slimming else []
+    by += [type(model.selector).__name__] if model.selector else []
+    counts = [{int(kept) for mask in by_modality.values() for kept in mask.sum(dim=(1, 2))} for by_modality in masks.values()]
+    numbers = (f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts)
+    return f"{' and '.join(by)}: {', '.join(numbers)}"
+
+
+def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
+    """Masks (samples, rows, columns) of the samples by modality, 1 = kept, by the title of their panel: of
+    every stage and of the selector."""
+    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         (context,) = model.encode_cases(images, cameras.to(device), [missing])
-        selections = model.select_tokens(context)
-    return {modality: (selection.mask > 0).float().view(-1, *context.grid).cpu() for modality, selection in selections.items()}
+        patches = model.backbone.num_patches
+        found = {f"stage {number}": {modality: stage.mask(modality, patches) for modality in MODALITIES}
+                 for number, stage in enumerate(context.stages, start=1)}
+        if model.selector:
+            chosen = model.select_tokens(context)
+            found["selector" if found else "kept"] = {
+                modality: on_grid((selection.mask > 0).float(), context.places.get(modality), patches)
+                for modality, selection in chosen.items()}
+    return {title: {modality: mask.view(-1, *context.grid).cpu() for modality, mask in by_modality.items()}
+            for title, by_modality in found.items()}
+
+
+def on_grid(mask: torch.Tensor, places: torch.Tensor | None, patches: int) -> torch.Tensor:
+    """mask (B, n) of the patches at `places` (B, n) → (B, patches), 0 elsewhere; None: the whole grid."""
+    return mask if places is None else mask.new_zeros(len(mask), patches).scatter_(1, places, mask)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, output / IMAGE),
              "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
-    if model.selector:
+    if model.selector or model.slimming:
         drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
 
     # The untrained model is comparable only where it was evaluated with the same options.

@@ -101,8 +101,8 @@ class Score(nn.Module, ABC):
         By default the mean of the dropped patches, weighted by the softmax of their scores, is an extra token.
         """
         # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
-        dropped = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
-        extra = softmax_mean(tokens.patches(score.shape[1]), dropped).to(slimmed.values.dtype)
+        logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
+        extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
         return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
 
     def scalars(self) -> dict[str, float]:

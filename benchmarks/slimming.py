@@ -1,0 +1,122 @@
+"""Rows of benchmarks/run.py: slimming of ViT-B/16 at 256×128 pixels beside the dense backbone, in the same model."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.benchmarks.model import (
+    CAMERAS,
+    CLASSES,
+    FEW,
+    PRECISIONS,
+    configuration,
+    is_slow,
+    name_of,
+    precision_rows,
+    random_batch,
+    training_step,
+)
+from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
+from demo_sdtps.config import with_values
+from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.runtime import choose_device, inference
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.selectors.base import ByModality
+from demo_sdtps.modeling.slimming import Slimming
+from demo_sdtps.tools.profile_flops import count_macs
+
+DENSE = "dense"
+SAVED_TARGET, FAST_TARGET = 0.9, 2  # time saved over operations saved, and the speed-up of the settings below HALF
+HALF = 0.46  # share of the operations
+
+
+class Setting(NamedTuple):
+    """Slimming to time."""
+
+    score: str
+    blocks: tuple[int, ...]
+    keep: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        stages = ", ".join(f"{share:g} after block {block}" for block, share in zip(self.blocks, self.keep, strict=True))
+        return f"{self.score}, {stages}"
+
+    def of(self, cfg: CfgNode) -> CfgNode:
+        """The configuration with this setting."""
+        return with_values(cfg, {"MODEL.SLIM_BLOCKS": list(self.blocks), "MODEL.SLIM_KEEP": list(self.keep),
+                                 "MODEL.SLIM_SCORE": self.score, "INPUT.JOINT_AUGMENTATION": True})
+
+
+SETTINGS = {
+    "ViT-B-16": (Setting("distinctness", (4,), (0.5,)), Setting("distinctness", (4, 8), (0.5, 0.5)),
+                 Setting("distinctness", (2, 5), (0.5, 0.5)), Setting("attention", (2, 5), (0.5, 0.5)),
+                 Setting("supervised", (2, 5), (0.5, 0.5)), Setting("distinctness", (1, 4), (0.5, 0.5))),
+    "vit_base_patch16_224": (Setting("distinctness", (2, 5), (0.5, 0.5)),),
+}
+
+
+def slimming_rows(quick: bool) -> Iterator[Row]:
+    """Inference and a training step, float32 and bfloat16. Every setting is run in the same model, dense or slimmed."""
+    rates = precision_rows()[1]
+    for backbone, settings in SETTINGS.items():
+        cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
+        yield from rows_of(cfg, settings[-1:] if quick else settings, quick,
+                           [precision for precision in PRECISIONS if not is_slow(rates, precision)])
+
+
+def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, precisions: Sequence[torch.dtype]) -> Iterator[Row]:
+    """The rows of one backbone."""
+    torch.manual_seed(cfg.SOLVER.SEED)
+    device, batch = choose_device(cfg), FEW if quick else 2 * FEW
+    model = make_model(cfg, CLASSES, CAMERAS)
+    slimmed = {setting.name: setting.of(cfg) for setting in settings}
+    stages = {name: Slimming(own, model.backbone) for name, own in slimmed.items()}
+    operations: dict[str, float] = {DENSE: count_macs(cfg, model)[""]}
+    for name, own in slimmed.items():
+        model.slimming = stages[name]
+        operations[name] = count_macs(own, model)[""]
+    # So that one optimizer serves all: its states are twice the size of the model.
+    model.add_module("timed", nn.ModuleList(stages.values()))
+    model.to(device)
+    images, cameras, labels = random_batch(cfg, batch, device)
+    masked = {**images, MASK: torch.ones(batch, 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
+    optimizer = make_optimizer(cfg, model)
+
+    def works(work: Callable[[ByModality], object], training: bool) -> dict[str, Callable[[], object]]:
+        found: dict[str, Callable[[], object]] = {DENSE: partial(with_stages, model, None, partial(work, images))}
+        for name, own in slimmed.items():
+            seen = masked if reads_masks(own, training) else images
+            found[name] = partial(with_stages, model, stages[name], partial(work, seen))
+        return found
+
+    for precision in precisions:
+        half, name = None if precision is torch.float32 else precision, name_of(precision)
+        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, inference, {name}"
+        with inference(model, half):
+            seconds = in_turns(what, works(lambda seen: model(seen, cameras), training=False), 1 if quick else 4, device)
+        yield from pairs(what, seconds, operations)
+        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, training step, {name}"
+        step = training_step(cfg, model.train(), optimizer, cameras, labels, half, model.pair_weights)
+        yield from pairs(what, in_turns(what, works(step, training=True), 1 if quick else 2, device), operations)
+
+
+def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]) -> None:
+    model.slimming = stages
+    work()
+
+
+def pairs(what: str, seconds: Mapping[str, float], operations: Mapping[str, float]) -> Iterator[Row]:
+    """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved."""
+    for name, taken in seconds.items():
+        if name == DENSE:
+            continue
+        left = operations[name] / operations[DENSE]
+        yield speed_row(f"{what}: {name} ({100 * left:.0f} % of the operations)",
+                        {"reference": seconds[DENSE], "ours": taken}, FAST_TARGET if left < HALF else None)
+        saved = (1 - taken / seconds[DENSE]) / (1 - left)
+        yield Row("… time saved over operations saved", None, saved, "", None, f"≥ {SAVED_TARGET:g}", saved >= SAVED_TARGET)

@@ -1,0 +1,320 @@
+"""Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
+import copy
+import math
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from golden_cases import relative_error
+from reference import cues as slow_cues
+from reference import slimming as reference
+from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
+from timm.models.vision_transformer import ParallelScalingBlock
+from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
+
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.modeling.backbones import clip, make_backbone
+from demo_sdtps.modeling.backbones.base import Tokens
+from demo_sdtps.modeling.class_attention import class_attention
+from demo_sdtps.modeling.selectors.base import remaining_patches
+from demo_sdtps.modeling.slimming import make_slimming
+
+BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
+DEPTH = 3
+NO_CAMERA = ("MODEL.SIE_CAMERA", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
+
+
+def build(name, blocks, keep, *opts):
+    """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
+    opts = [*NO_CAMERA, "MODEL.SLIM_BLOCKS", str(blocks), "MODEL.SLIM_KEEP", str(keep), *map(str, opts)]
+    torch.manual_seed(0)
+    if name == "test_vit":
+        cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", "MODEL.PATCH_SIZE", 16, *opts)
+    elif name == "CLIP":
+        sizes = [part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", "[64,32]")]
+        cfg = load_cfg(CONFIG, ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16,16]",
+                                *sizes, *opts])
+    else:
+        cfg = cfg_of(name, *opts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clip, "NAME_IN_TIMM", "test_vit")
+        backbone = make_backbone(cfg, CAMERAS)
+    backbone.vit.blocks = backbone.vit.blocks[:DEPTH]
+    slimming = make_slimming(cfg, backbone)
+    return cfg, disturb(backbone).double(), slimming and disturb(slimming).double()
+
+
+def draw(cfg, batch=2):
+    images, _ = random_images(torch.seed() % 2**31, batch, tuple(cfg.INPUT.SIZE_TRAIN))
+    return {modality: image.double().requires_grad_() for modality, image in images.items()}
+
+
+def stem_of(backbone, images, stop):
+    cameras = torch.zeros(sum(map(len, images.values())), dtype=torch.long)
+    return dict(zip(images, backbone.stem(torch.cat(list(images.values())), cameras, stop).chunk(len(images)), strict=True))
+
+
+def slow_score(name, backbone, slimming):
+    def distinctness(stage, modality, images):
+        patches = [patch.detach() for patch in images[modality].patches.values()]
+        return [float(value) for value in slow_cues.distinctness(patches)]
+
+    def supervised(stage, modality, images):
+        return [slimming.scores[stage].heads[modality](patch).squeeze() for patch in images[modality].patches.values()]
+
+    def attention(stage, modality, images):
+        image, index = images[modality], slimming.blocks[stage]
+        block = backbone.vit.blocks[index]
+        weights, _ = reference.attention(block.attn, [block.norm1(token) for token in image.tokens],
+                                         reference.rotations_of(backbone.vit, index, image))
+        first = len(image.prefix)
+        return slow_cues.mean_attention(weights[:, 0, first:first + len(image.patches)].detach())
+
+    return {"distinctness": distinctness, "supervised": supervised, "attention": attention}[name]
+
+
+def slow(cfg, backbone, slimming, images):
+    """By image {modality: (patches by place, class token)}, and the kept places."""
+    inputs, found = stem_of(backbone, images, 0), []
+    for row in range(len(images["RGB"])):
+        triplet = {modality: tokens[row] for modality, tokens in inputs.items()}
+        found.append(reference.slimmed(backbone, triplet, list(cfg.MODEL.SLIM_BLOCKS), cfg.MODEL.SLIM_KEEP,
+                                       slow_score(cfg.MODEL.SLIM_SCORE, backbone, slimming), cfg.MODEL.SLIM_SHARED,
+                                       cfg.MODEL.SLIM_MERGE))
+    return found
+
+
+def gradients(outputs, probes, parameters):
+    return torch.autograd.grad(sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)),
+                               parameters, allow_unused=True)
+
+
+CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
+CASES += [(name, "[0,2]", "[0.7,0.5]", "attention", False, True) for name in BACKBONES]
+CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
+          for shared in (True, False) for merge in (True, False)]
+CASES += [(EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False), (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True)]
+
+
+LARGE = (REGISTERS, MIXED)
+
+
+@pytest.mark.parametrize(("name", "blocks", "keep", "score", "shared", "merge"), [
+    pytest.param(*case, marks=pytest.mark.slow if case[0] in LARGE else ()) for case in CASES])
+def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, score, shared, merge):
+    cfg, backbone, slimming = build(name, blocks, keep, "MODEL.SLIM_SCORE", score, "MODEL.SLIM_SHARED", shared,
+                                    "MODEL.SLIM_MERGE", merge)
+    images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
+    found = slimming(backbone, stem_of(backbone, images, slimming.blocks[0]))
+    expected = slow(cfg, backbone, slimming, images)
+    for modality in MODALITIES:
+        for stage in range(len(slimming.blocks)):
+            assert found.stages[stage].kept[modality].tolist() == [kept[stage][modality] for _, kept in expected]
+    parts = [*found.tokens.values(), *found.class_tokens.values()]
+    slow_parts = [torch.stack([torch.stack(list(triplet[modality].patches.values())) for triplet, _ in expected])
+                  for modality in MODALITIES]
+    slow_parts += [torch.stack([triplet[modality].prefix[0] for triplet, _ in expected]) for modality in MODALITIES]
+    for ours, theirs in zip(parts, slow_parts, strict=True):
+        assert ours.shape == theirs.shape and relative_error(ours.detach(), theirs.detach()) < 1e-6  # scores are float32
+    probes = [torch.randn_like(part) for part in parts]
+    named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
+    found, expected = (gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts))
+    for key, ours, theirs in zip(named, found, expected, strict=True):
+        assert (ours is None) == (theirs is None), key
+        if ours is not None:
+            # The bias of a score's last layer has none: a softmax does not change with it.
+            assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max() + 1e-6, key
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_keeping_all_is_the_dense_backbone(name):
+    """Bit by bit, as no token moves."""
+    cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
+    images = draw(cfg)
+    found = slimming(backbone, stem_of(backbone, images, 0))
+    patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long))
+    assert torch.equal(torch.cat(list(found.tokens.values())), patches)
+    assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
+    assert all(stage.mask(modality, backbone.num_patches).all() for stage in found.stages for modality in MODALITIES)
+
+
+def test_the_stages_record_what_they_scored_and_kept():
+    cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
+    found = slimming(backbone, stem_of(backbone, draw(cfg, 3), 0))
+    first, second = found.stages
+    assert slimming.counts == (4, 2) and backbone.num_patches == 6
+    for modality in MODALITIES:
+        assert first.scored[modality].tolist() == [list(range(6))] * 3
+        assert torch.equal(second.scored[modality], first.kept[modality])
+        for stage, count in zip(found.stages, slimming.counts, strict=True):
+            mask = stage.mask(modality, 6)
+            assert mask.shape == (3, 6) and mask.dtype == torch.float32
+            for row in range(3):
+                ranked = stage.scored[modality][row][stage.score[modality][row].argsort(descending=True)]
+                kept = stage.kept[modality][row].tolist()
+                assert kept == sorted(ranked[:count].tolist()) == mask[row].nonzero().flatten().tolist()
+
+
+def test_returned_patches_stand_at_the_recorded_places():
+    """Blocks that change nothing: the patches that come out are those that went in."""
+    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.6,0.6]", "MODEL.SLIM_SHARED", "False")
+    with torch.no_grad():
+        for block in backbone.vit.blocks:
+            for layer in (block.attn.proj, block.mlp.fc2):
+                layer.weight.zero_()
+                layer.bias.zero_()
+        images = draw(cfg, 3)
+        found = slimming(backbone, stem_of(backbone, images, 1))
+        patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long))
+    for modality, dense in zip(MODALITIES, patches.chunk(3), strict=True):
+        kept = found.stages[-1].kept[modality]
+        assert torch.equal(found.tokens[modality], torch.stack([dense[row, places] for row, places in enumerate(kept)]))
+    assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
+
+
+def test_dropped_patches_far_below_the_best_still_make_a_mean():
+    """As logits are, that differ by hundreds in sum."""
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised")
+    with torch.no_grad():
+        for head in slimming.scores[0].heads.values():
+            head[3].weight.mul_(1e4)
+    seen = []
+    backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    found = slimming(backbone, stem := stem_of(backbone, draw(cfg), 1))
+    score = found.stages[0].score["RGB"]
+    assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
+    for row, extra in enumerate(seen[0][:2, -1]):
+        others = sorted(set(range(8)) - set(found.stages[0].kept["RGB"][row].tolist()))
+        patches = stem["RGB"][row, 1:][others]
+        weights = (score[row, others] - score[row, others].max()).double().exp()
+        assert relative_error(extra.detach(), (weights @ patches / weights.sum()).detach()) < 1e-6
+
+
+@pytest.mark.parametrize("weight", ["0", "1", "0.3"])
+def test_the_loss_against_masks(weight):
+    """Binary cross-entropy written out, its mean over patches, images, modalities and stages, times its weight once."""
+    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", "MODEL.SLIM_SCORE", "supervised",
+                                    "MODEL.SLIM_LOSS_WEIGHT", weight, "MODEL.SLIM_SHARED", "False")
+    images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
+    stem = stem_of(backbone, images, 1)
+    found = slimming.train()(backbone, stem, foreground=shares)
+    terms = [[-share * math.log(p) - (1 - share) * math.log(1 - p)
+              for scores, places in zip(stage.score.values(), stage.scored.values(), strict=True)
+              for row in range(2) for score, place in zip(scores[row], places[row], strict=True)
+              for share, p in ((shares[row, place].item(), 1 / (1 + math.exp(-score.item()))),)] for stage in found.stages]
+    expected = float(weight) * sum(sum(stage) / len(stage) for stage in terms) / 2
+    assert found.loss.shape == (1,) and found.loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    reached = torch.autograd.grad(found.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True)
+    assert all((gradient.abs().max() > 0) == (weight != "0") for gradient in reached)
+    assert slimming(backbone, stem).loss is None and slimming.eval()(backbone, stem, foreground=shares).loss is None
+
+
+def test_the_straight_through_factor_carries_the_softmax_gradient():
+    """Of all patches' scores to the kept tokens, and changes no value."""
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised", "MODEL.SLIM_MERGE", "False")
+    stem = stem_of(backbone, draw(cfg), 1)
+    parameter = slimming.scores[0].heads["TI"][3].weight
+    plain = slimming.train()(backbone, stem)
+    probe = torch.randn_like(plain.tokens["TI"])
+    assert torch.autograd.grad((plain.tokens["TI"] * probe).sum(), parameter, allow_unused=True, retain_graph=True) == (None,)
+
+    tau, seen = 0.7, []
+    slimming.scores[0].gumbel_tau = tau
+    backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.manual_seed(3)
+    found = slimming(backbone, stem)
+    assert torch.equal(found.tokens["TI"], plain.tokens["TI"])
+    (given,), kept = seen, torch.cat(list(found.stages[0].kept.values()))
+    (arrives,) = torch.autograd.grad((found.tokens["TI"] * probe).sum(), given, retain_graph=True)
+    (ours,) = torch.autograd.grad((found.tokens["TI"] * probe).sum(), parameter, retain_graph=True)
+    torch.manual_seed(3)
+    score = torch.cat(list(found.stages[0].score.values()))
+    noise = -torch.empty_like(score).exponential_().log()
+    soft = ((score + noise) / tau).softmax(dim=-1)
+    patches = torch.cat(list(stem.values()))[:, 1:]
+    theirs = sum((soft[row, place] * (arrives[row, 1 + rank] @ patches[row, place]))
+                 for row in range(6) for rank, place in enumerate(kept[row].tolist()))
+    assert torch.allclose(ours, torch.autograd.grad(theirs, parameter)[0], rtol=1e-6)
+    slimming.eval()  # no noise, no factor
+    assert torch.equal(slimming(backbone, stem).tokens["TI"], plain.tokens["TI"])
+
+
+@pytest.mark.parametrize(("count", "shares", "left"), [(10, [0.5, 0.5], (5, 3)), (128, [0.7, 0.7, 0.7], (90, 63, 45)),
+                                                       (7, [1.0, 0.3], (7, 3)), (10, [0.7], (7,)), (3, [], ())])
+def test_counts_are_rounded_up(count, shares, left):
+    """A share that is whole but for the rounding of its product stays: 10 · 0.7 is 7."""
+    assert remaining_patches(count, shares) == left
+
+
+def test_less_than_one_patch_is_refused():
+    with pytest.raises(UserError, match=r"SLIM_KEEP is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"):
+        remaining_patches(8, [0.5, 0.2])
+
+
+CHANGED = {"q/k norm": ("test_vit", {"qk_norm": True}), "post norm": (EVA02, {"use_post_norm": True})}
+
+
+@pytest.mark.parametrize("name", [*BACKBONES, *CHANGED])
+def test_class_attention_is_what_the_block_computes(name, monkeypatch):
+    """Captured from timm's own attention in its plain form."""
+    known, changes = CHANGED.get(name, (name, {}))
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **changes))
+    cfg, backbone, _ = build(known, "[]", "[]")
+    backbone.fused_attention = False
+    stem = backbone.stem(torch.cat(list(draw(cfg).values())), torch.zeros(6, dtype=torch.long), 1)
+    places = torch.stack([torch.randperm(backbone.num_patches)[:3].sort().values for _ in range(6)])
+    prefix = backbone.vit.num_prefix_tokens
+    few = torch.cat([stem[:, :prefix], torch.stack([row[prefix:][place] for row, place in zip(stem, places, strict=True)]),
+                     torch.randn_like(stem[:, :2])], dim=1)
+    for tokens in (Tokens(stem), Tokens(few, places, extra=2)):
+        seen = []
+        weights = backbone.vit.blocks[1].attn.attn_drop
+        handle = weights.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        with backbone.ready(torch.device("cpu")):
+            backbone.run_blocks(tokens, 1, 2)
+            found = class_attention(backbone, tokens, 1)
+        handle.remove()
+        assert found.dtype == torch.float32 and not found.requires_grad
+        assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
+        torch.testing.assert_close(found, seen[0][:, :, 0].float(), rtol=1e-4, atol=1e-6)
+
+
+def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
+    with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is 'attention', which reads .* \(ParallelScalingBlock\)"):
+        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "attention")
+    assert build("test_vit", "[1]", "[0.5]")[2].counts == (4,)
+
+
+@torch.no_grad()
+def test_class_attention_has_the_precision_of_float32_under_autocast():
+    """Its logits are not rounded to bfloat16, which has 8 bits."""
+    cfg, backbone, _ = build("test_vit", "[]", "[]")
+    backbone = backbone.float()
+    tokens = Tokens(stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = class_attention(backbone, tokens, 1)
+    attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
+    query, key, _ = F.linear(seen.bfloat16(), attention.qkv.weight.bfloat16(), attention.qkv.bias.bfloat16()) \
+        .unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4).float()
+    expected = (query[:, :, :1] @ key.mT * attention.scale).softmax(dim=-1)[:, :, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_empty_blocks_have_no_slimming():
+    cfg, backbone, slimming = build("test_vit", "[]", "[]")
+    assert slimming is None
+    images = draw(cfg)
+    batch, dense = torch.cat(list(images.values())), copy.deepcopy(backbone.vit)
+    patches, class_tokens = backbone(batch, torch.zeros(6, dtype=torch.long))
+    tokens = dense.norm_pre(dense.pos_drop(torch.cat([dense.cls_token.expand(6, -1, -1), dense.patch_embed(batch)], 1)
+                                           + dense.pos_embed))
+    for block in dense.blocks:
+        tokens = block(tokens)
+    tokens = dense.head(dense.norm(tokens))
+    assert torch.equal(patches, tokens[:, 1:]) and torch.equal(class_tokens, tokens[:, 0])
+    ours, theirs = (torch.autograd.grad(part.sum(), list(vit.parameters()))
+                    for part, vit in ((patches.square(), backbone.vit), (tokens[:, 1:].square(), dense)))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

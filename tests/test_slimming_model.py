@@ -1,0 +1,303 @@
+"""Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, controls, position maps."""
+import pytest
+import torch
+from golden_cases import relative_error
+from reference.cues import distinctness
+from test_fast_model import COMPILES, IN_THE_COMPILER
+from tiny import CAMERAS, CLASSES, PATCHES, random_images, tiny_cfg, tiny_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.config.scores import MASK
+from demo_sdtps.engine.runtime import compile_model, inference
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones import base
+from demo_sdtps.modeling.demo import missing_modalities, weighted_mean
+from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.selectors import position
+from demo_sdtps.modeling.selectors.base import Context
+from demo_sdtps.modeling.selectors.position import Position
+from demo_sdtps.tools.profile_flops import count_macs, tokens_of_hdm
+
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
+COUNTS = (16, 12)
+PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
+SCORES = ("distinctness", "attention", "sdtps", "position", "distinct_position", "supervised", "random", "mask")
+QUICKEST = ("distinctness", "supervised")
+EVERY_SCORE = pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
+                                                for score in SCORES])
+
+
+def slim_model(score="distinctness", *opts):
+    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *opts)
+
+
+def with_masks(images, seed=0):
+    height, width = images["RGB"].shape[2:]
+    generator = torch.Generator().manual_seed(seed)
+    return images | {MASK: (torch.rand(len(images["RGB"]), 1, height, width, generator=generator) > 0.5).float()}
+
+
+def trained(model, seed=7):
+    """A few batches for maps and BatchNorms."""
+    model.train()
+    with torch.no_grad():
+        for step in range(3):
+            images, cameras = random_images(seed + step)
+            model(with_masks(images), cameras)
+    return model.eval()
+
+
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+@EVERY_SCORE
+@torch.no_grad()
+def test_every_case_of_missing_modalities(score, shared):
+    """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
+    model = trained(slim_model(score, "MODEL.SLIM_SHARED", shared, *FUSION))
+    images, _ = random_images(1, batch=5)
+    images, cameras = with_masks(images), torch.tensor([3, 1, 1, 3, 1])
+    together = model.encode_cases(images, cameras, CASES)
+    for missing, found in zip(CASES, together, strict=True):
+        zeroed = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
+        noise = {name: torch.randn_like(image) if name in missing else image for name, image in images.items()}
+        alone = [model.encode(zeroed, cameras, missing), *model.encode_cases(noise, cameras, [missing])]
+        for other in alone:
+            for stage, same in zip(found.stages, other.stages, strict=True):
+                assert all(torch.equal(stage.kept[name], same.kept[name]) for name in MODALITIES), missing
+            for part in ("tokens", "class_tokens", "global_feats"):
+                for name in MODALITIES:
+                    assert relative_error(getattr(other, part)[name], getattr(found, part)[name]) < 1e-5
+        assert found.missing == missing and all(found.places[name] is found.stages[-1].kept[name] for name in MODALITIES)
+
+
+@torch.no_grad()
+def test_absent_modalities_have_no_say_in_a_shared_set():
+    """The first stage's set is that of the summed distinctness of the others, written out."""
+    model = slim_model().eval()
+    images, cameras = random_images(2)
+    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)[:, 1:].unflatten(0, (3, 4))
+    for missing in CASES:
+        context, = model.encode_cases(images, cameras, [missing])
+        for row in range(4):
+            scores = [torch.tensor(distinctness(stem[index, row])) for index, name in enumerate(MODALITIES)
+                      if name not in missing]
+            best = sorted(sum(scores).argsort(descending=True)[:COUNTS[0]].tolist())
+            assert all(context.stages[0].kept[name][row].tolist() == best for name in MODALITIES)
+
+
+@pytest.mark.parametrize("score", QUICKEST)
+@torch.no_grad()
+def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
+    model = trained(slim_model(score))
+    images, cameras = random_images(3, batch=7)
+    images = with_masks(images)
+    found = []
+    for size in (1000, 7, 1):
+        monkeypatch.setattr(base, "CHUNK", size)
+        found.append(model.encode(images, cameras))
+    for other in found[1:]:
+        for name in MODALITIES:
+            assert torch.equal(other.places[name], found[0].places[name])
+            assert relative_error(other.global_feats[name], found[0].global_feats[name]) < 1e-5
+            for one, same in zip(found[0].stages, other.stages, strict=True):
+                assert torch.equal(one.mask(name, PATCHES), same.mask(name, PATCHES))
+                assert torch.allclose(one.score[name], same.score[name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_with_a_batch_larger_than_a_chunk():
+    """With gradients there is one pass, and its loss."""
+    model = slim_model("supervised").train()
+    images, cameras = random_images(3, batch=40)
+    *_, loss = model(with_masks(images), cameras)
+    assert loss.shape == (1,) and loss.requires_grad
+
+
+@pytest.mark.parametrize("opts", [("MODEL.USE_SDTPS", "True"), ("MODEL.USE_SDTPS", "True", *FUSION), FUSION,
+                                  ("MODEL.USE_SDTPS", "True", "MODEL.SDTPS_FEEDS_HDM", "False", *FUSION),
+                                  ("MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SCORE", "position"),
+                                  ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION)], ids=" ".join)
+def test_what_stands_behind_sees_the_patches_that_are_left(opts):
+    model = slim_model("distinctness", *opts)
+    count = model.slimming.counts[-1]
+    images, cameras = random_images(4)
+    outputs = model.train()(images, cameras)
+    assert all(output.isfinite().all() for output in outputs if isinstance(output, torch.Tensor))
+    sum(output.sum() for output in outputs[:-1:2]).backward()
+    context = model.eval().encode(images, cameras)
+    assert all(tokens.shape[1] == count for tokens in context.tokens.values())
+    expected = count
+    if model.selector:
+        selections = model.select_tokens(context)
+        assert selections["RGB"].mask.shape == (4, count) and selections["NI"].index.shape == (4, -(-count // 2))
+        expected = int(count * 0.4 * 0.5) + 1
+        assert selections["TI"].tokens.shape[1] == expected
+    if model.hdm:
+        assert tokens_of_hdm(model) == 1 + (expected if model.selector_feeds_hdm else count)
+
+
+def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
+    with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
+        slim_model("distinctness", "MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
+
+
+@pytest.mark.parametrize("score", ["distinctness", "supervised"])
+def test_pife_weighted_by_the_score(score):
+    model = slim_model(score, "MODEL.PIFE_WEIGHTED", "True").train()
+    images, cameras = random_images(5)
+    context = model.encode(images, cameras)
+    stage = context.stages[-1]
+    for name in MODALITIES:
+        scores = torch.stack([stage.score[name][row][torch.isin(stage.scored[name][row], kept)]
+                              for row, kept in enumerate(stage.kept[name])])
+        weights = scores.sigmoid() if score == "supervised" else \
+            (scores - scores.amin(1, True)) / (scores.amax(1, True) - scores.amin(1, True))
+        mean = (weights[..., None] * context.tokens[name]).sum(1) / weights.sum(1, True)
+        expected = model.pife.reduce[name](torch.cat([context.class_tokens[name], mean], dim=1))
+        assert relative_error(context.global_feats[name].detach(), expected.detach()) < 1e-4
+
+
+def test_a_mean_without_weights_is_plain():
+    tokens = torch.randn(2, 5, 3)
+    assert torch.allclose(weighted_mean(tokens, torch.zeros(2, 5)), tokens.mean(dim=1), atol=1e-6)
+    assert torch.allclose(weighted_mean(tokens, torch.tensor([[0., 2, 0, 0, 0]]).expand(2, 5)), tokens[:, 1], atol=1e-4)
+
+
+def test_the_mask_as_the_score_keeps_the_patches_on_it():
+    model = slim_model("mask").eval()
+    images, cameras = random_images(6)
+    shares = torch.zeros(4, 1, 8, 4)
+    for row, (top, left) in enumerate([(0, 0), (1, 1), (4, 0), (3, 2)]):
+        shares[row, 0, top:top + 4, left:left + 2] = 1
+        shares[row, 0, top:top + 4, left:left + 2] -= torch.rand(4, 2) / 2
+    mask = (torch.rand(4, 1, 64, 32) < shares.repeat_interleave(8, 2).repeat_interleave(8, 3)).float()
+    context = model.encode(images | {MASK: mask}, cameras)
+    for row in range(4):
+        within = mask[row, 0].unflatten(0, (8, 8)).unflatten(2, (4, 8)).mean(dim=(1, 3)).flatten()
+        for stage in context.stages:
+            assert torch.allclose(stage.score["RGB"][row], 3 * within[stage.scored["RGB"][row]])
+        on_it = set(within.nonzero().flatten().tolist())
+        assert len(on_it) == 8 and on_it <= set(context.places["NI"][row].tolist())
+
+
+@torch.no_grad()
+def test_random_is_the_same_in_every_evaluation_and_another_in_training():
+    model = slim_model("random", "MODEL.SLIM_SHARED", "False").eval()
+    images, cameras = random_images(8)
+    first, second = (model.encode(images, cameras).stages[0].kept for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in MODALITIES)
+    rows = [tuple(row) for name in MODALITIES for row in first[name].tolist()]
+    assert len(set(rows)) == len(rows) == 12  # another set for each image
+    model.train()
+    first, second = (model.encode(images, cameras).stages[0].kept for _ in range(2))
+    assert all(not torch.equal(first[name], second[name]) for name in MODALITIES)
+
+
+def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
+    """Places that come in some batches only, and one without evidence at first."""
+    monkeypatch.setattr(position, "MOMENTUM", least := 0.05)
+    score = Position(tiny_cfg(), 8, (3, 2)).train()
+    expected, batches, generator = [0.0] * 6, [0] * 6, torch.Generator().manual_seed(0)
+    for step in range(int(1.5 / least)):
+        tokens = {name: torch.randn(2, 3, 8, generator=generator) for name in MODALITIES}
+        chosen = torch.tensor([0, 1, 2, 3, 4] if step % 3 else [0, 1, 5])
+        order = torch.rand(3, 2, len(chosen), generator=generator).argsort(dim=-1)[..., :3]
+        places = dict(zip(MODALITIES, chosen[order].sort(dim=-1).values, strict=True))
+        score.scores(Context(tokens, {}, (3, 2), places=places))
+        for place in range(6):
+            seen = [distinctness(tokens[name][row])[patch] for name in MODALITIES for row in range(2)
+                    for patch in range(3) if places[name][row, patch] == place]
+            if seen:
+                batches[place] += 1
+                rate = max(1 / batches[place], least)
+                expected[place] += rate * (float(sum(seen)) / len(seen) - expected[place])
+    assert torch.allclose(score.map, torch.tensor(expected), atol=1e-5) and score.updates.tolist() == batches
+    before = score.map.clone()
+    found = score.eval().scores(Context(tokens, {}, (3, 2), places=places))
+    assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
+    fresh = Position(tiny_cfg(), 8, (3, 2))
+    fresh.load_state_dict(score.state_dict())
+    assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
+
+
+@torch.no_grad()
+def test_a_mean_mask_of_places_that_are_seldom_foreground():
+    model = slim_model("mean_mask").train()
+    images, cameras = random_images(9)
+    for step in range(4):
+        model({**images, MASK: torch.full((4, 1, 64, 32), float(step == 3))}, cameras)
+    assert torch.allclose(model.slimming.scores[0].map, torch.tensor(0.25))
+
+
+@EVERY_SCORE
+def test_a_training_step_waits_for_no_value_of_a_tensor(score):
+    """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
+    model = slim_model(score, *FUSION, "MODEL.PIFE_WEIGHTED", "True").train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images = {name: torch.randn(4, 3, 64, 32, requires_grad=True) for name in MODALITIES}
+        outputs = model(images | {MASK: torch.rand(4, 1, 64, 32)}, torch.zeros(4, dtype=torch.long))
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+        (gradient,) = torch.autograd.grad(loss, images["NI"])
+    assert gradient.shape == (4, 3, 64, 32)
+
+
+@EVERY_SCORE
+def test_bfloat16_is_near_float32(score):
+    """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
+    model = trained(slim_model(score))
+    images, cameras = random_images(10)
+    images = with_masks(images)
+    with inference(model, None):
+        exact = model(images, cameras)
+    with inference(model, torch.bfloat16):
+        half = model(images, cameras)
+    assert exact.dtype == half.dtype and half.isfinite().all()
+    assert torch.cosine_similarity(exact, half).min() > 0.9  # single patches may change
+    model.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(images, cameras)
+        loss, parts = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+    loss.backward()
+    gradients = [parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+    assert ("auxiliary" in parts) == (score == "supervised")
+
+
+def test_frozen_backbones_leave_the_heads_to_learn():
+    model = slim_model("supervised", "MODEL.FROZEN", "True").train()
+    *_, loss = model(with_masks(random_images(11)[0]), torch.zeros(4, dtype=torch.long))
+    loss.backward()
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
+    assert not any(name.startswith("backbone.vit.") for name in reached)
+
+
+def test_slimming_saves_operations_and_adds_nothing_without_blocks():
+    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "attention")
+    models = [make_model(cfg, CLASSES, CAMERAS) for cfg in (dense, slim)]
+    macs = [count_macs(cfg, model)[""] for cfg, model in zip((dense, slim), models, strict=True)]
+    assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
+    assert models[0].slimming is None and list(models[0].state_dict()) == list(models[1].state_dict())
+
+
+@pytest.mark.slow
+@IN_THE_COMPILER
+@COMPILES
+@pytest.mark.parametrize("score", ["attention", "supervised"])
+def test_compiled_slimming_is_eager_slimming(score):
+    eager, compiled = (trained(slim_model(score)) for _ in range(2))
+    compile_model(compiled, torch.device("cpu"))
+    images, cameras = random_images(12)
+    images = with_masks(images)
+    features = []
+    for model in (eager, compiled):
+        with inference(model, None):
+            features.append(model(images, cameras))
+    assert relative_error(*features) < 1e-4
+    gradients = []
+    for model in (eager, compiled):
+        outputs = model.train()(images, cameras)
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+        gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
+    assert relative_error(*gradients) < 1e-3

@@ -1,0 +1,106 @@
+"""Runs with slimming: training by the commands, going on, two processes, and the sentence for every mistake."""
+import json
+
+import pytest
+import torch
+import two_processes
+from commands import BASELINE, CONFIG, ONE_LINE, SMALL, cli_args_for, records_of
+from config_files import error
+from interrupted import EVERY_STEP, assert_same, at, call, kill
+from test_distributed import STILL, torchrun
+
+from demo_sdtps import test_net, train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.tools import export_features, profile_flops
+
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "INPUT.JOINT_AUGMENTATION", "True")
+SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")
+
+
+def words(root, output, *more):
+    return cli_args_for(root, *SLIM, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", output, *more, config=BASELINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["supervised", "position"])
+def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path, score):
+    """Maps, heads and their optimiser's state are in the checkpoint; every command reads it."""
+    more = ("MODEL.SLIM_SCORE", score, "MODEL.PIFE_WEIGHTED", "True", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
+    assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
+    with at(Trainer, "_train_step", 7, kill):
+        assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
+    assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 0
+    assert_same(tmp_path / "reference", tmp_path / "run")
+
+    weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]
+    names = {name for name in weights if name.startswith("slimming.scores.1.")}
+    assert {name.removeprefix("slimming.scores.1.").split(".")[0] for name in names} == \
+        ({"heads"} if score == "supervised" else {"map", "updates"})
+    given = ["--weight", tmp_path / "run" / "last.pth", "DATASETS.ROOT_DIR", tiny_root, "TEST.AMP", "bf16"]
+    assert call([*given, "--json", tmp_path / "all.json", "TEST.MISS", "all"], test_net.main) == 0
+    cases = json.loads((tmp_path / "all.json").read_text())["cases"]
+    assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
+    assert call([*given, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main) == 0
+    assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
+    assert records_of(tmp_path / "run")[-1]["loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["supervised", "position"])
+def test_two_processes_step_like_one(tmp_path, score):
+    """Losses against masks, and the map over the batches of both."""
+    opts = [*SMALL, *STILL, *SLIM, "MODEL.SLIM_SCORE", score]
+    done = torchrun("tests/two_processes.py", tmp_path, BASELINE, *opts)
+    assert done.returncode == 0, done.stderr
+    alone = two_processes.steps(load_cfg(BASELINE, opts))
+    for rank in (0, 1):
+        shared = torch.load(tmp_path / f"{BASELINE.stem}_{rank}.pth")
+        assert shared["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+        assert shared["state"].keys() == alone["state"].keys()
+        for name, value in alone["state"].items():
+            torch.testing.assert_close(shared["state"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def slim(blocks, keep, *more):
+    return ["MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep, *more]
+
+
+@pytest.mark.parametrize(("opts", "said"), [
+    (slim("[2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [2] and MODEL.SLIM_KEEP [0.5, 0.5]", "one share for each block"]),
+    (slim("[2, 4]", "[0.5]"), ["SLIM_BLOCKS is [2, 4] and MODEL.SLIM_KEEP [0.5]", "one share for each block"]),
+    (slim("[]", "[0.5]"), ["SLIM_BLOCKS is [] and MODEL.SLIM_KEEP [0.5]"]),
+    (slim("[4, 2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [4, 2]", "must rise", "write [2, 4]"]),
+    (slim("[2, 2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [2, 2]", "each once"]),
+    (slim("[1.5]", "[0.5]"), ["SLIM_BLOCKS", "[1.5]", "a list of whole numbers"]),
+    (slim("4", "[0.5]"), ["SLIM_BLOCKS", "4", "list"]),
+    (slim("[2]", "[0]"), ["SLIM_KEEP", "[0]", "(0, 1]"]),
+    (slim("[2]", "[1.2]"), ["SLIM_KEEP", "[1.2]", "(0, 1]"]),
+    (slim("[2]", "[50]"), ["SLIM_KEEP", "[50]", "(0, 1]"]),
+    (slim("[2]", "[nan]"), ["SLIM_KEEP", "'[nan]'", "it must be a list"]),
+    (slim("[2]", "0.5"), ["SLIM_KEEP", "0.5", "list"]),
+    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
+    (["MODEL.SLIM_SCORE", "saliency"], ["MODEL.SLIM_SCORE is 'saliency'", "'distinctness' or 'attention'"]),
+    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), ["SLIM_SCORE is 'supervised'", "JOINT_AUGMENTATION is False"]),
+    (["MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "True"], ["PIFE_WEIGHTED is True", "SLIM_BLOCKS"]),
+    (slim("[2]", "[0.5]", "MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "False"), ["PIFE_WEIGHTED", "GLOBAL_LOCAL"]),
+    (["MODEL.SLIM_LOSS_WEIGHT", "-1"], ["SLIM_LOSS_WEIGHT", "-1", "0 or greater"]),
+    (["MODEL.SLIM_HIDDEN", "0"], ["SLIM_HIDDEN", "greater than 0"]),
+])
+def test_mistakes_in_the_configuration(opts, said):
+    message = error(None, opts)
+    assert all(part in message for part in said), message
+
+
+@pytest.mark.parametrize(("opts", "said"), [
+    (slim("[6]", "[0.5]"), ["SLIM_BLOCKS is [6]", "test_vit has 6 blocks", "0 (the input) to 5"]),
+    (slim("[-1]", "[0.5]"), ["SLIM_BLOCKS is [-1]", "test_vit has 6 blocks"]),
+    (slim("[2, 4]", "[0.1, 0.1]"), ["SLIM_KEEP is [0.1, 0.1]", "0.1 of 4 patches is less than one"]),
+    (slim("[2]", "[0.1]"), ["SDTPS_AGGR_RATIO do not fit", "4 patches"]),
+])
+@pytest.mark.parametrize("main", [train_net.main, profile_flops.main], ids=["training", "FLOPs"])
+def test_mistakes_that_the_backbone_shows(main, opts, said, command, tiny_root, tmp_path):
+    code, stdout, stderr = command(main, *cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG))
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and len(stderr.strip().splitlines()) == 1
+    assert all(part in stderr for part in said), stderr
+    assert not (tmp_path / "run").exists()
