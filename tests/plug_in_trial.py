@@ -30,6 +30,16 @@ SETTINGS = {
     "ImageNet, HDM, ATM, no PIFE, DIRECT 0": IMAGENET,
 }
 
+STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+SLIMMED = {
+    "CLIP, HDM, ATM": [],
+    "CLIP, attention": [*OFF, "MODEL.SLIM_SCORE", "attention"],
+    "CLIP, SDTPS's score, own sets, overlapping patches, n missing": [
+        *OFF, "MODEL.SLIM_SCORE", "sdtps", "MODEL.SLIM_SHARED", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"],
+    "ImageNet, attention": [*IMAGENET, "MODEL.SLIM_SCORE", "attention"],
+}
+"""Cases of slimming without SDTPS: further keys."""
+
 
 def main():
     checkout, folder = map(Path, sys.argv[1:])
@@ -39,6 +49,8 @@ def main():
     torch.save({}, empty)
     found = {name: compare(checkout, folder, ["MODEL.PRETRAIN_PATH_T", str(empty), *SIZES, *opts])
              for name, opts in SETTINGS.items()}
+    found["slimmed"] = {name: slimmed(checkout, folder, ["MODEL.PRETRAIN_PATH_T", str(empty), *SIZES, *STAGES, *opts])
+                        for name, opts in SLIMMED.items()}
     found["cost"] = cost(checkout, ["MODEL.PRETRAIN_PATH_T", str(empty), *OFF])
     (folder / "figures.json").write_text(json.dumps(found, indent=1))
 
@@ -109,6 +121,22 @@ def compare(checkout, folder, opts):
         width = original.shape[1]
         found["original equal"] = found.get("original equal", True) and torch.equal(original, feature[:, :width])
     return found
+
+
+def slimmed(checkout, folder, opts):
+    """Largest relative difference of a slimmed model's features to ours, and whether its gradients are finite."""
+    cfg, model = theirs(checkout, opts, False)
+    given, cameras = images(4, SMALL)
+    sum(part.float().square().mean() for part in model.train()(given, cam_label=cameras) if torch.is_tensor(part)).backward()
+    finite = all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    torch.save(model.eval().state_dict(), folder / "slimmed.pth")
+    ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
+    ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
+    load_weights(ours_cfg, ours, read_checkpoint(folder / "slimmed.pth"))
+    with torch.no_grad():
+        (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
+        error = max(relative(model(given, cam_label=cameras, return_pattern=pattern), expected[pattern]) for pattern in expected)
+    return {"error": error, "finite gradients": bool(finite)}
 
 
 def cost(checkout, opts):
