@@ -125,7 +125,7 @@ def compare(checkout, folder, opts):
 
 def slimmed(checkout, folder, opts):
     """Largest relative difference of a slimmed model's features to ours, and whether its gradients are finite."""
-    cfg, model = theirs(checkout, opts, False)
+    model = theirs(checkout, opts, False)[1]
     given, cameras = images(4, SMALL)
     sum(part.float().square().mean() for part in model.train()(given, cam_label=cameras) if torch.is_tensor(part)).backward()
     finite = all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
@@ -135,7 +135,8 @@ def slimmed(checkout, folder, opts):
     load_weights(ours_cfg, ours, read_checkpoint(folder / "slimmed.pth"))
     with torch.no_grad():
         (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
-        error = max(relative(model(given, cam_label=cameras, return_pattern=pattern), expected[pattern]) for pattern in expected)
+        error = max(relative(model(given, cam_label=cameras, return_pattern=pattern), feature)
+                    for pattern, feature in expected.items())
     return {"error": error, "finite gradients": bool(finite)}
 
 
@@ -147,6 +148,7 @@ def cost(checkout, opts):
     for _ in range(5):  # one after the other, as a processor's speed changes
         for name, model in models.items():
             found[name]["seconds"] = min(found[name]["seconds"], seconds(model))
+    found["slimmed"] = {"flops": theirs(checkout, [*opts, *STAGES], False)[1].flops()}
     module = models["patched"].sdtps.eval()
     tokens, global_feats = [torch.randn(1, 128, 512)] * 3, [torch.randn(1, 512)] * 3
     found["sdtps"] = FlopCountAnalysis(module, (*tokens, *global_feats)).unsupported_ops_warnings(False).total()
