@@ -30,6 +30,16 @@ SETTINGS = {
     "ImageNet, HDM, ATM, no PIFE, DIRECT 0": IMAGENET,
 }
 
+STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+SLIMMED = {
+    "CLIP, HDM, ATM": [],
+    "CLIP, attention": [*OFF, "MODEL.SLIM_SCORE", "attention"],
+    "CLIP, SDTPS's score, own sets, overlapping patches, n missing": [
+        *OFF, "MODEL.SLIM_SCORE", "sdtps", "MODEL.SLIM_SHARED", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"],
+    "ImageNet, attention": [*IMAGENET, "MODEL.SLIM_SCORE", "attention"],
+}
+"""Cases of slimming without SDTPS: further keys."""
+
 
 def main():
     checkout, folder = map(Path, sys.argv[1:])
@@ -39,6 +49,8 @@ def main():
     torch.save({}, empty)
     found = {name: compare(checkout, folder, ["MODEL.PRETRAIN_PATH_T", str(empty), *SIZES, *opts])
              for name, opts in SETTINGS.items()}
+    found["slimmed"] = {name: slimmed(checkout, folder, ["MODEL.PRETRAIN_PATH_T", str(empty), *SIZES, *STAGES, *opts])
+                        for name, opts in SLIMMED.items()}
     found["cost"] = cost(checkout, ["MODEL.PRETRAIN_PATH_T", str(empty), *OFF])
     (folder / "figures.json").write_text(json.dumps(found, indent=1))
 
@@ -111,6 +123,23 @@ def compare(checkout, folder, opts):
     return found
 
 
+def slimmed(checkout, folder, opts):
+    """Largest relative difference of a slimmed model's features to ours, and whether its gradients are finite."""
+    model = theirs(checkout, opts, False)[1]
+    given, cameras = images(4, SMALL)
+    sum(part.float().square().mean() for part in model.train()(given, cam_label=cameras) if torch.is_tensor(part)).backward()
+    finite = all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    torch.save(model.eval().state_dict(), folder / "slimmed.pth")
+    ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
+    ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
+    load_weights(ours_cfg, ours, read_checkpoint(folder / "slimmed.pth"))
+    with torch.no_grad():
+        (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
+        error = max(relative(model(given, cam_label=cameras, return_pattern=pattern), feature)
+                    for pattern, feature in expected.items())
+    return {"error": error, "finite gradients": bool(finite)}
+
+
 def cost(checkout, opts):
     """Multiply-accumulates by DeMo's own flops(), and time and memory of a training step, with and without SDTPS."""
     models = {name: theirs(checkout, opts, is_on)[1] for name, is_on in (("plain", False), ("patched", True))}
@@ -119,6 +148,7 @@ def cost(checkout, opts):
     for _ in range(5):  # one after the other, as a processor's speed changes
         for name, model in models.items():
             found[name]["seconds"] = min(found[name]["seconds"], seconds(model))
+    found["slimmed"] = {"flops": theirs(checkout, [*opts, *STAGES], False)[1].flops()}
     module = models["patched"].sdtps.eval()
     tokens, global_feats = [torch.randn(1, 128, 512)] * 3, [torch.randn(1, 512)] * 3
     found["sdtps"] = FlopCountAnalysis(module, (*tokens, *global_feats)).unsupported_ops_warnings(False).total()

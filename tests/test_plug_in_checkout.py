@@ -79,13 +79,20 @@ def figures(tmp_path_factory):
 def test_features_are_those_of_our_model(figures):
     """A state dict of the patched model, loaded here: patterns 1, 2 and 3 of batches of 2 and 3, in every setting."""
     for setting, found in figures.items():
-        if setting != "cost":
+        if setting not in ("cost", "slimmed"):
             assert found["plain class"] == "DeMo" and found["same start"]
             assert found["copies equal"] and found["original equal"]
             assert all(found[f"pattern {pattern}"] < 1e-6 for pattern in (1, 2, 3)), setting
             assert all(found.get(f"fast {pattern}", 0) < 1e-5 for pattern in (1, 2, 3)), setting
             pair = found["training"][:2]
             assert pair == [[4, FULL_CLASSES], [4, 1536 if "CLIP" in setting else 2304]]
+
+
+def test_slimmed_features_are_those_of_our_model(figures):
+    for setting, found in figures["slimmed"].items():
+        assert found["error"] < 1e-6 and found["finite gradients"], setting
+    cost = figures["cost"]
+    assert 0.55 < cost["slimmed"]["flops"] / cost["plain"]["flops"] < 0.62
 
 
 def test_demos_own_count_of_flops_rises_by_sdtps(figures):

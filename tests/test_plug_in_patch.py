@@ -187,7 +187,10 @@ def test_patch_needs_torch_and_yacs_alone(tmp_path):
     program = ("import sys\nsys.path.insert(0, sys.argv[1])\n"
                "for name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
                "    sys.modules[name] = None\n"
-               "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)")
+               "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)\n"
+               "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
+               "for module in [module for name, module in sys.modules.items() if name.startswith('demo_sdtps')]:\n"
+               "    ast.parse(pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, ROOT], cwd=tmp_path, capture_output=True, text=True,
                           check=False)
     assert done.stdout.split() == ["add_config", "patch"], done.stderr

@@ -61,17 +61,18 @@ def main() -> None:
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     whole = count_macs(cfg, dense)["backbone"]
     caption = reid_caption(cfg, data)
+    chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
+    for score in arguments.scores:  # one that the checkpoint has no weights of is refused before anything is evaluated
+        slimmed(cfg, score, *chosen[0])
     print(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), sep="\n")
     points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
     print(row(points[0]))
-    chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     cases = [(score, *setting) for score in arguments.scores for setting in chosen]
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
-        slimmed = with_values(cfg, {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score})
-        model, _ = load_model_and_data(slimmed)
-        operations = count_macs(slimmed, model)
+        model = slimmed(cfg, score, blocks, keep)
+        operations = count_macs(cfg, model)
         points.append(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole,
-                            *measure(slimmed, model, data)))
+                            *measure(cfg, model, data)))
         print(row(points[-1]), flush=True)
     if arguments.json:
         write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
@@ -114,6 +115,12 @@ def settings(depth: int, blocks: Sequence[list[int]] | None,
         return [(found, list(shares[:len(found)])) for found, shares in default]
     chosen = blocks or [found for found, _ in default[::2]]
     return [(found, [value] * len(found)) for found in chosen for value in keep or (0.65, 0.5)]
+
+
+def slimmed(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
+    """The checkpoint's model with slimming. Raises `UserError` where they do not fit."""
+    values = {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score}
+    return load_model_and_data(with_values(cfg, values))[0]
 
 
 def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:

@@ -40,7 +40,7 @@ from demo_sdtps.engine.run.record import command
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools.profile_flops import count_macs, count_parameters
 from demo_sdtps.tools.study_file import cli_args, make_variants, read_study
-from demo_sdtps.tools.study_plots import draw_losses, draw_missing, draw_results
+from demo_sdtps.tools.study_plots import draw_costs, draw_losses, draw_missing, draw_results
 from demo_sdtps.tools.study_runs import gather, run_all
 from demo_sdtps.tools.study_tables import as_markdown, commits_of
 
@@ -86,7 +86,8 @@ def main() -> None:
     write_json(output / "study.json", result)
     with atomic_write(output / "study.md") as temporary:
         temporary.write_text(table, encoding="utf-8")
-    drawn = [draw_results(result, output / "results.png"), draw_losses(result, output / "loss.png")]
+    drawn = [draw_results(result, output / "results.png"), draw_losses(result, output / "loss.png"),
+             draw_costs(result, output / "costs.png")]
     drawn += [draw_missing(result, output / "missing.png")] if study["missing"] else []
     print(table)
     print(*(output / "study.md", output / "study.json", *drawn), sep="\n")

@@ -50,6 +50,21 @@ def draw_losses(result: dict[str, Any], path: Path) -> Path:
     return _finish(figure, result, path)
 
 
+def draw_costs(result: dict[str, Any], path: Path) -> Path:
+    """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant."""
+    pattern = result["patterns"][-1]
+    figure, axis = plt.subplots(figsize=(9, 5))
+    for index, variant in enumerate(result["variants"]):
+        values = list(final_metric(variant, pattern, "mAP").values())
+        if values:
+            axis.errorbar(variant["gmacs"], np.mean(values), yerr=np.std(values, ddof=1) if len(values) > 1 else None, capsize=3,
+                          fmt="osD^v<>P"[index // 10], color=f"C{index % 10}", label=variant["name"])
+    axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _finish(figure, result, path)
+
+
 def draw_missing(result: dict[str, Any], path: Path) -> Path:
     """A panel per return pattern: mAP of complete triplets, of each case of missing modalities, and the mean of the six."""
     measured = [variant for variant in result["variants"] if variant["missing"]]

@@ -1,4 +1,4 @@
-"""Run a script of a DeMo checkout, unchanged, with the keys and the model of SDTPS (docs/plug_in.md).
+"""Run a script of a DeMo checkout, unchanged, with the keys and the model of SDTPS and slimming (docs/plug_in.md).
 
     python -m demo_sdtps [--fast] [--weight FILE] SCRIPT [its arguments]
 """
@@ -29,7 +29,8 @@ def main() -> None:
     """The command. A `UserError` becomes one sentence and exit code 2; an error of the script keeps its trace."""
     parser = argparse.ArgumentParser(
         prog="python -m demo_sdtps", description="Run a script of a DeMo checkout with SDTPS; the checkout stays as it is. "
-        "MODEL.USE_SDTPS True, in the script's own arguments or its configuration file, switches SDTPS on.")
+        "MODEL.USE_SDTPS True, in the script's own arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS "
+        "and MODEL.SLIM_KEEP slimming.")
     parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking, HDM and ATMoE "
                         "in place of the checkout's, with the same results")
     parser.add_argument("--weight", metavar="FILE",
