@@ -98,7 +98,7 @@ def test_a_quick_study_is_two_variants_and_two_seeds(quick):
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
     assert {path.name for path in (folder / "tiny-quick").iterdir()} == {
-        "study.md", "study.json", "results.png", "loss.png", "missing.png"}
+        "study.md", "study.json", "results.png", "loss.png", "costs.png", "missing.png"}
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_the_other_tables_agree_with_the_measurements(quick):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["results.png", "loss.png", "missing.png"])
+@pytest.mark.parametrize("name", ["results.png", "loss.png", "costs.png", "missing.png"])
 def test_plots_are_drawn(quick, name):
     with Image.open(quick[0] / "tiny-quick" / name) as image:
         assert image.format == "PNG" and min(image.size) > 150 and image.convert("RGB").getcolors(20) is None
@@ -208,7 +208,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, m
     rows = rows_of(tables_of(stdout)[0])
     assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
     assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
-    for name in ("results.png", "loss.png"):
+    for name in ("results.png", "loss.png", "costs.png"):
         with Image.open(tmp_path / "runs" / "studies" / "tiny" / name) as image:
             assert min(image.size) > 150
 

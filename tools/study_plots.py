@@ -57,8 +57,9 @@ def draw_costs(result: dict[str, Any], path: Path) -> Path:
     for index, variant in enumerate(result["variants"]):
         values = list(final_metric(variant, pattern, "mAP").values())
         if values:
-            axis.errorbar(variant["gmacs"], np.mean(values), yerr=np.std(values, ddof=1) if len(values) > 1 else None, capsize=3,
-                          fmt="osD^v<>P"[index // 10], color=f"C{index % 10}", label=variant["name"])
+            spread = np.std(values, ddof=1) if len(values) > 1 else None
+            axis.errorbar(variant["gmacs"], np.mean(values), yerr=spread, capsize=3, fmt="osD^v<>P"[index // 10],
+                          color=f"C{index % 10}", label=variant["name"])
     axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
