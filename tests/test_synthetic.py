@@ -93,6 +93,13 @@ def test_an_identity_does_not_depend_on_how_many_images_are_made(made, tmp_path)
     assert all(ours[name] == data for name, data in fewer.items() if name != "synthetic.json")
 
 
+def test_skipped_identities_leave_the_others_as_they_are(made, tmp_path):
+    """Sets of one seed that skip each other's persons share none."""
+    skipped = contents(make(tmp_path, "--skip_identities", "2", "--identities", "1"))
+    assert {name: skipped[name] for name in skipped if name.endswith((".jpg", ".png"))} == {
+        name: image for name, image in contents(made).items() if re.search(r"/00000[345]_", name)}
+
+
 def test_images_have_the_size_asked(tmp_path):
     folder = make(tmp_path, "--height", "48", "--width", "40")
     for kind in (*MODALITIES, "MASK"):

@@ -39,6 +39,7 @@ NUMBERS = (
 )
 LOOSE = {"loose": "loose crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
          "identities, cameras, light and surroundings are those of the same seed without this flag"}
+SKIP = Number("skip_identities", 0, "leave out the first N persons of the seed, such as those of another data set", least=0)
 WORKERS = Number("workers", os.cpu_count() or 1, "processes that draw; their number does not change the images")
 
 
@@ -53,11 +54,13 @@ class Task(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(arguments, "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of "
-                          "RGBNT201, with foreground masks.", FOLDER, (*NUMBERS, WORKERS), LOOSE)
-    identities = pedestrians.make_identities(options.identities + options.test_identities, options.seed)
+                          "RGBNT201, with foreground masks.", FOLDER, (*NUMBERS, SKIP, WORKERS), LOOSE)
+    skipped = options.skip_identities
+    identities = pedestrians.make_identities(skipped + options.identities + options.test_identities, options.seed)[skipped:]
     target = options.root / FOLDER
     numbers = {number.name: getattr(options, number.name) for number in NUMBERS}
-    recipe = {"version": pedestrians.VERSION, "arguments": numbers | ({"loose": True} if options.loose else {})}
+    numbers |= {name: value for name, value in (("loose", options.loose), (SKIP.name, skipped)) if value}
+    recipe = {"version": pedestrians.VERSION, "arguments": numbers}
     if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target),
                          partial(draw_all, identities=identities, options=options)):
         return
@@ -78,8 +81,8 @@ def draw_all(folder: Path, identities: list[Identity], options: argparse.Namespa
     for split in SPLITS:
         for kind in (*MODALITIES, MASK):
             (folder / split / kind).mkdir(parents=True)
-    tasks = [Task(folder / SPLITS[number > options.identities], number, identity, options)
-             for number, identity in enumerate(identities, start=1)]
+    tasks = [Task(folder / SPLITS[index >= options.identities], options.skip_identities + index + 1, identity, options)
+             for index, identity in enumerate(identities)]
     triplets = dict.fromkeys(SPLITS, 0)
     for split, written in progress(map_tasks(tasks, options.workers), "drawing", len(tasks), unit="identity"):
         triplets[split] += written
