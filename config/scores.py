@@ -15,6 +15,7 @@ class ScoreEntry(NamedTuple):
 SCORES = {
     "distinctness": ScoreEntry("cues.Distinctness"),
     "border": ScoreEntry("cues.Border"),
+    "saliency": ScoreEntry("saliency.Saliency", backbone_only=True),
     "attention": ScoreEntry("cues.Attention", backbone_only=True),
     "sdtps": ScoreEntry("sdtps.SDTPSScore"),
     "position": ScoreEntry("position.Position"),
@@ -29,7 +30,7 @@ SCORES = {
 }
 """Scores by name. The last two are controls of the studies."""
 
-WITHOUT_WEIGHTS = ("distinctness", "border", "attention", "random", "tome", "editor")
+WITHOUT_WEIGHTS = ("distinctness", "border", "saliency", "attention", "random", "tome", "editor")
 """Those that any checkpoint can be evaluated with, as they need no training."""
 
 MASK = "MASK"

@@ -100,8 +100,8 @@ class Slimming(nn.Module):
     def _run(self, backbone: Backbone, stem: ByModality, missing: frozenset[str], images: ByModality,
              foreground: torch.Tensor | None) -> Slimmed:
         names, given = tuple(stem), next(iter(stem.values())).dtype
-        tokens, stages, losses, context, score = Tokens(torch.cat(list(stem.values()))), [], [], None, torch.zeros(())
-        students, distils = [], self.training and any(score.distil for score in self.stage_scores)
+        tokens, stages, losses, students = Tokens(torch.cat(list(stem.values()))), [], [], []
+        distils = self.training and any(score.distil for score in self.stage_scores)
         for number, stop in enumerate((*self.blocks[1:], self.depth - distils)):
             context = self._context(backbone, tokens, names, number, missing, images, foreground)
             own = self.stage_scores[number].scores(context)

@@ -1,0 +1,61 @@
+"""Contrast of a patch's colour with the picture's border: a score of the images alone, without weights (docs/method.md)."""
+import torch
+import torch.nn.functional as F
+from yacs.config import CfgNode
+
+from demo_sdtps.modeling.selectors.base import Context, Score
+
+NEAREST = 3  # a patch at the border is itself its nearest
+ROUNDS = 6
+
+
+class Saliency(Score):
+    """How far a patch's mean colour is from the border's, and how far a way over the grid leads away from it, in the own
+    modality; float32, without gradient; needs `Context.images`.
+
+    The border is background where a picture is a crop around its object, and background is connected with it (Wei et al.,
+    Geodesic saliency using background priors, ECCV 2012). With d_i the distance of patch i to the third nearest of the border's
+    colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
+    """
+
+    is_border: torch.Tensor
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__(cfg, width, grid)
+        self.grid = grid
+        is_border = torch.ones(grid, dtype=torch.bool)
+        is_border[1:-1, 1:-1] = False
+        self.register_buffer("is_border", is_border.flatten(), persistent=False)
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        images = context.images[context.modality]
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
+            score = border_contrast(colours, self.is_border, self.grid)
+        places = context.places.get(context.modality)
+        return score if places is None else score.gather(1, places)
+
+
+def border_contrast(colours: torch.Tensor, is_border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """colours (B, N, 3) on a grid of (rows, columns), is_border (N,) bool → score (B, N) of `Saliency`."""
+    index = is_border.nonzero().flatten()
+    distances = torch.cdist(colours, colours[:, index], compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.kthvalue(min(NEAREST, len(index)), dim=-1).values
+    return nearest + geodesic(nearest.masked_fill(~is_border, torch.inf), colours, grid)
+
+
+def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
+    distances are the costs between neighbours → (B, N).
+
+    Every round goes along all rows and columns in both directions, so that ways have up to ROUNDS · 2 turns.
+    """
+    cost, seen = start.unflatten(1, grid), colours.unflatten(1, grid)
+    # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
+    sums = {dim: F.pad(seen.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)).cumsum(dim) for dim in (1, 2)}
+    for _ in range(ROUNDS):
+        for dim, steps in sums.items():
+            forth = (cost - steps).cummin(dim).values + steps
+            back = (cost + steps).flip(dim).cummin(dim).values.flip(dim) - steps
+            cost = torch.minimum(forth, back)
+    return cost.flatten(1)
