@@ -140,7 +140,8 @@ def draw(quality: Quality, title: str, path: Path) -> Path:
         axes[2 * place + 1, 0].set_ylabel(f"AP as a detector of the person{where}, %")
     handles, labels = axes[-1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.suptitle(f"{title}\ndashed: base rate (upper row), AP of a random order (lower row)", fontsize=10)
+    figure.suptitle(f"{title}\ndashed: base rate (upper row), AP of a random order (lower row), both of complete triplets",
+                    fontsize=10)
     figure.tight_layout(rect=(0, 0.04 / len(choices), 1, 1))
     return save(figure, path)
 
