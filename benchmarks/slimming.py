@@ -53,10 +53,10 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "ViT-B-16": (Setting("distinctness", (4,), (0.5,)), Setting("distinctness", (4, 8), (0.5, 0.5)),
-                 Setting("distinctness", (2, 5), (0.5, 0.5)), Setting("attention", (2, 5), (0.5, 0.5)),
-                 Setting("supervised", (2, 5), (0.5, 0.5)), Setting("distinctness", (1, 4), (0.5, 0.5))),
-    "vit_base_patch16_224": (Setting("distinctness", (2, 5), (0.5, 0.5)),),
+    "ViT-B-16": (Setting("saliency", (4,), (0.5,)), Setting("saliency", (4, 8), (0.5, 0.5)),
+                 Setting("saliency", (2, 5), (0.5, 0.5)), Setting("attention", (2, 5), (0.5, 0.5)),
+                 Setting("supervised", (2, 5), (0.5, 0.5))),
+    "vit_base_patch16_224": (Setting("saliency", (2, 5), (0.5, 0.5)),),
 }
 
 
