@@ -133,7 +133,7 @@ class Slimming(nn.Module):
         metric = {}
         if self.stage_scores[number].needs_keys:
             metric = _split(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
-        by_name, (size, stride) = _split(places, names), patch_windows(backbone)
+        by_name, (size, stride) = _split(places, names), backbone.patch_windows
         shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
         return Context(_split(tokens.values[:, patches], names), _split(tokens.values[:, 0], names), self.grid,
                        missing=missing, attention=attention, keys=metric, places=by_name, foreground=shares, images=images,
@@ -185,15 +185,9 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming | None:
     return Slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
 
 
-def patch_windows(backbone: Backbone) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
-    embed = backbone.vit.patch_embed
-    return tuple(embed.patch_size), tuple(embed.proj.stride)
-
-
 def patch_shares(mask: torch.Tensor, backbone: Backbone) -> torch.Tensor:
     """Foreground masks (B, 1, H, W) in [0, 1] → share of each patch in the foreground, (B, N)."""
-    return F.avg_pool2d(mask, *patch_windows(backbone)).flatten(1)
+    return F.avg_pool2d(mask, *backbone.patch_windows).flatten(1)
 
 
 def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:

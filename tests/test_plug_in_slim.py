@@ -74,7 +74,8 @@ def features(model, given=None):
 
 @pytest.mark.parametrize("opts", [
     [*IMAGENET, *FUSED], [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_SHARED", False], [*CLIP, "MODEL.SLIM_MERGE", False],
-    [*CLIP, "MODEL.SLIM_SCORE", "attention"], [*IMAGENET, "MODEL.SLIM_SCORE", "attention", "MODEL.GLOBAL_LOCAL", False],
+    [*CLIP, "MODEL.SLIM_SCORE", "attention"], [*CLIP, "MODEL.SLIM_SCORE", "saliency"],
+    [*IMAGENET, "MODEL.SLIM_SCORE", "attention", "MODEL.GLOBAL_LOCAL", False],
     [*IMAGENET, "MODEL.SLIM_SCORE", "sdtps"], [*CLIP, "MODEL.SLIM_SCORE", "random", "TEST.MISS", "n"],
     [*IMAGENET, "TEST.MISS", "rt", "MODEL.HDM", True], [*CLIP, "MODEL.SLIM_BLOCKS", [0, 3]]],
     ids=lambda opts: " ".join(map(str, opts[1:])))

@@ -46,6 +46,8 @@ class Tower:
         self.grid_size, self.num_patches = grid_size, grid_size[0] * grid_size[1]
         views = [_as_timms(block) for block in self.blocks]
         self.vit = SimpleNamespace(blocks=views, num_prefix_tokens=1, embed_dim=views[0].norm1.normalized_shape[0])
+        projection = base.conv1 if hasattr(base, "conv1") else base.patch_embed.proj  # CLIP's, and ImageNet's
+        self.patch_windows = tuple(projection.kernel_size), tuple(projection.stride)
         self.arguments: tuple = ()
         self.named: dict[str, Any] = {}
 

@@ -69,6 +69,12 @@ class Backbone(nn.Module, ABC):
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
+    @property
+    def patch_windows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
+        projection = self.vit.patch_embed.proj
+        return tuple(projection.kernel_size), tuple(projection.stride)
+
     @abstractmethod
     def build(self, cfg: CfgNode) -> Transformer:
         """The timm model, randomly initialised."""

@@ -41,8 +41,8 @@ class Context:
     places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
-    patch_size: tuple[int, int] = (0, 0)  # (height, width) of a patch of the images, in pixels
-    patch_stride: tuple[int, int] = (0, 0)  # step between patches, in pixels
+    patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
+    patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
     stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none
     loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
     modality: str = ""  # whose patches are scored or selected; '' for all

@@ -1,4 +1,5 @@
 """Scores of patches that need no training, one image and one patch at a time (docs/method.md)."""
+import heapq
 
 
 def distinctness(patches):
@@ -10,3 +11,37 @@ def distinctness(patches):
 def mean_attention(attention):
     """Scores of one image's patches from attention weights (heads, N)."""
     return [sum(head[place] for head in attention) / len(attention) for place in range(attention.shape[1])]
+
+
+def border(patches, grid, places=None):
+    """Scores of one image's patches (n, C), which stand at `places` of the grid, by the cosines with those at its border."""
+    rows, columns = grid
+    units = [patch / (patch @ patch) ** 0.5 for patch in patches]
+    weights = []
+    for place in range(rows * columns) if places is None else places:
+        row, column = divmod(int(place), columns)
+        weights.append(1.0 if row in (0, rows - 1) or column in (0, columns - 1) else 0.01)
+    return [1 - sum(weight * (unit @ other) for weight, other in zip(weights, units, strict=True)) / sum(weights)
+            for unit in units]
+
+
+def saliency(image, grid, size, stride):
+    """Scores of all patches of one image (3, H, W): Dijkstra's shortest ways over the grid, from the border on."""
+    rows, columns = grid
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    colours = {}
+    for row, column in places:
+        top, left = row * stride[0], column * stride[1]
+        colours[row, column] = image[:, top:top + size[0], left:left + size[1]].mean(dim=(1, 2))
+    border = [(row, column) for row, column in places if row in (0, rows - 1) or column in (0, columns - 1)]
+    nearest = {place: sorted((colours[place] - colours[other]).norm().item() for other in border)[2] for place in places}
+    queue, way = sorted((nearest[place], place) for place in border), {}
+    while queue:
+        cost, (row, column) = heapq.heappop(queue)
+        if (row, column) in way:
+            continue
+        way[row, column] = cost
+        for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
+            if other in colours:
+                heapq.heappush(queue, (cost + (colours[row, column] - colours[other]).norm().item(), other))
+    return [nearest[place] + way[place] for place in places]
