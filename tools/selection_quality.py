@@ -69,11 +69,11 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
     paths = [mask_path(sample) for sample in samples]
     absent = [path for path in paths if not path.exists()]
     if absent and not absent[0].parent.is_dir():
-        raise UserError(f"There are no foreground masks in {absent[0].parent}: where the person is, is known only for images "
-                        "that tools/make_synthetic.py wrote; set DATASETS.ROOT_DIR to such data.")
+        raise UserError(f"There are no foreground masks in {absent[0].parent}, so it is not known where the person is; write "
+                        "them with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py.")
     if absent:
-        raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write the data anew "
-                        "with tools/make_synthetic.py, or remove the triplet.")
+        raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write it with "
+                        "tools/make_masks.py, or remove the triplet.")
     patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
 
     def on_person(path: Path) -> torch.Tensor:
