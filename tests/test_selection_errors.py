@@ -39,7 +39,7 @@ def test_fails_without_masks(refusal, own_root):
     a_folder = own_root / "RGBNT201" / "test" / "MASK"
     a_folder.rmdir()
     said = refusal()
-    assert str(a_folder) in said and "no foreground masks" in said and "only for images that tools/make_synthetic.py" in said
+    assert str(a_folder) in said and "no foreground masks" in said and "tools/make_masks.py" in said
 
 
 def test_fails_for_a_missing_mask(refusal, own_root):

@@ -27,10 +27,10 @@ from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.selectors.base import Context
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
-PER_ELEMENT = ("add", "clamp_min", "cos", "cumsum", "div", "gelu", "linalg_vector_norm", "log", "mean", "minimum", "mul", "neg",
-               "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
-FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "gt", "le", "masked_fill", "ones_like", "pad", "rand", "repeat",
-        "repeat_interleave", "scatter", "sort", "topk", "unflatten", "view_as", "where")
+PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean", "minimum",
+               "mul", "neg", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
+FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "gt", "kthvalue", "le", "masked_fill", "ones_like", "pad", "rand",
+        "repeat", "repeat_interleave", "scatter", "sort", "topk", "unflatten", "view_as", "where")
 PARTS = {"pife": "PIFE", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
             model.backbone.fused_attention = False  # the plain form contains its softmax
         analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
         analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
+        analysis.set_op_handle("aten::cdist", distance_macs)
         analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
                                   for name in PER_ELEMENT for in_place in ("", "_")})
         analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
@@ -116,6 +117,11 @@ def attention_macs(inputs: list, outputs: list) -> int:
     """Fused attention of queries (…, L, E), keys (…, S, E) and values (…, S, V): both matrix products."""
     query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def distance_macs(inputs: list, outputs: list) -> int:
+    """Distances of all pairs of rows (…, L, E) and (…, S, E)."""
+    return prod(inputs[0].type().sizes()) * inputs[1].type().sizes()[-2]
 
 
 if __name__ == "__main__":
