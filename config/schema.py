@@ -104,12 +104,12 @@ KEYS = (
     Key("MODEL.SLIM_KEEP", [], "share of the patches there are that each of SLIM_BLOCKS keeps",
         lambda value: all(type(share) in (int, float) and 0 < share <= 1 for share in value), "a list of shares in (0, 1] such "
         "as [0.5, 0.5]"),
-    Key("MODEL.SLIM_SCORE", "distinctness", "score by which patches are kept, one of config/scores.py"),
+    Key("MODEL.SLIM_SCORE", "saliency", "score by which patches are kept, one of config/scores.py"),
     Key("MODEL.SLIM_SHARED", True, "keep the same places in all modalities, by the sum of the scores of those present; False: "
         "each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
         "each into the patch most like it"),
-    Key("MODEL.SLIM_LOSS_WEIGHT", 1.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),
+    Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),
     Key("MODEL.SLIM_HIDDEN", 64, "hidden width of SLIM_SCORE supervised", *POSITIVE),
     Key("MODEL.SLIM_TAU", 1.0, "temperature of the straight-through gradient of SLIM_SCORE learned; 0: a gradient through the "
         "extra token alone", *NOT_NEGATIVE),

@@ -24,8 +24,9 @@ COUNTS = (16, 12)
 PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
-SCORES = ("distinctness", "attention", "sdtps", "position", "distinct_position", "supervised", "random", "mask")
-QUICKEST = ("distinctness", "supervised")
+SCORES = ("distinctness", "border", "saliency", "attention", "sdtps", "position", "distinct_position", "supervised", "learned",
+          "tome", "editor", "random", "mask")
+QUICKEST = ("saliency", "supervised")
 EVERY_SCORE = pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
                                                 for score in SCORES])
 

@@ -18,30 +18,30 @@ class Saliency(Score):
     colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
     """
 
-    is_border: torch.Tensor
+    border: torch.Tensor  # int64: the places at the border; an index, as a mask would wait for the device
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
         self.grid = grid
         is_border = torch.ones(grid, dtype=torch.bool)
         is_border[1:-1, 1:-1] = False
-        self.register_buffer("is_border", is_border.flatten(), persistent=False)
+        self.register_buffer("border", is_border.flatten().nonzero().flatten(), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         images = context.images[context.modality]
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
-            score = border_contrast(colours, self.is_border, self.grid)
+            score = border_contrast(colours, self.border, self.grid)
         places = context.places.get(context.modality)
         return score if places is None else score.gather(1, places)
 
 
-def border_contrast(colours: torch.Tensor, is_border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """colours (B, N, 3) on a grid of (rows, columns), is_border (N,) bool → score (B, N) of `Saliency`."""
-    index = is_border.nonzero().flatten()
-    distances = torch.cdist(colours, colours[:, index], compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distances.kthvalue(min(NEAREST, len(index)), dim=-1).values
-    return nearest + geodesic(nearest.masked_fill(~is_border, torch.inf), colours, grid)
+def border_contrast(colours: torch.Tensor, border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """colours (B, N, 3) on a grid of (rows, columns), border int64: the places at its border → score (B, N) of `Saliency`."""
+    distances = torch.cdist(colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
+    start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
+    return nearest + geodesic(start, colours, grid)
 
 
 def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

@@ -65,7 +65,7 @@ def tokens_in_the_last_block(cfg):
     return seen[0]
 
 
-@effect("MODEL.SLIM_LOSS_WEIGHT", {"1.0": approx(1.0), "0.25": approx(0.25)}, *SUPERVISED)
+@effect("MODEL.SLIM_LOSS_WEIGHT", {"5.0": approx(5.0), "0.25": approx(0.25)}, *SUPERVISED)
 def loss_against_the_masks_over_that_of_weight_1(cfg):
     reference = cfg.clone()
     reference.defrost()
