@@ -4,7 +4,7 @@
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
 # make lint       ruff and mypy
-# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about four hours)
+# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about three hours)
 # make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about ten minutes)
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per

@@ -25,7 +25,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.tools.figures import plt, save
 from demo_sdtps.tools.profile_flops import count_macs
 
-DEFAULT_SCORES = ("distinctness", "attention", "random")
+DEFAULT_SCORES = ("saliency", "distinctness", "attention", "random")
 SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)))
 """Depths after which patches are dropped and what is kept of them there: about 0.75, 0.65, 0.5 and 0.4 of the operations."""
 
