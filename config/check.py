@@ -40,7 +40,7 @@ def _check_sdtps_score(cfg: CfgNode) -> None:
     name = cfg.MODEL.SDTPS_SCORE
     choices = ["published", *(known for known, entry in SCORES.items() if not (entry.masks or entry.backbone_only))]
     if name not in choices:
-        raise UserError(f"MODEL.SDTPS_SCORE is {name!r}, but SDTPS, which has neither masks nor attention weights, can select "
+        raise UserError(f"MODEL.SDTPS_SCORE is {name!r}, but SDTPS, which has tokens and global features alone, can select "
                         f"by {' or '.join(map(repr, choices))} alone{nearest(name, choices)}.")
 
 
@@ -52,7 +52,7 @@ def _check_slimming(cfg: CfgNode) -> None:
         raise UserError("MODEL.PIFE_WEIGHTED is True, but it weighs the mean of PIFE (MODEL.GLOBAL_LOCAL) by the score of "
                         "MODEL.SLIM_BLOCKS, and one of them is off; set both, or PIFE_WEIGHTED to False.")
     if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
-        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which learns from one mask for the three modalities, but "
+        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
                         "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
 
 

@@ -28,7 +28,7 @@ SCORES = {
     "mean_mask": ScoreEntry("controls.MeanMask", masks="training"),
     "mask": ScoreEntry("controls.Mask", masks="always"),
 }
-"""Scores by name. The last two are controls of the studies."""
+"""Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""
 
 WITHOUT_WEIGHTS = ("distinctness", "border", "saliency", "attention", "random", "tome", "editor")
 """Those that any checkpoint can be evaluated with, as they need no training."""

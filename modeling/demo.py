@@ -58,7 +58,6 @@ class DeMo(nn.Module):
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
         self.slimming = make_slimming(cfg, self.backbone)
-        self.pife_weighted = cfg.MODEL.PIFE_WEIGHTED
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.selector_name = selector_name(cfg)
         selector = make_selector(cfg, width, self.backbone.grid_size)
@@ -143,7 +142,7 @@ class DeMo(nn.Module):
         tokens = self.backbone(*self._batch(images, cam_label))
         patches, class_tokens = (dict(zip(_present(images), part.chunk(len(_present(images))), strict=True)) for part in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        return Context(patches, class_tokens, self.backbone.grid_size, global_feats)
+        return Context(patches, class_tokens, self.backbone.grid_size, global_feats, missing)
 
     def encode_cases(self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]) -> list[Context]:
         """`encode` in several cases of missing modalities, whose images count as zeros.
@@ -182,8 +181,7 @@ class DeMo(nn.Module):
         assert self.slimming
         foreground = patch_shares(images[MASK], self.backbone) if MASK in images else None
         slimmed = self.slimming(self.backbone, stem, missing, _present(images), foreground)
-        weights = slimmed.weights if self.pife_weighted else None
-        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens, weights) if self.pife else slimmed.class_tokens
+        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens, slimmed.weights) if self.pife else slimmed.class_tokens
         return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
                        places=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 

@@ -44,7 +44,7 @@ class Slimmed:
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
     stages: tuple[Stage, ...]
-    weights: ByModality  # (B, K): `Score.weight` of the last stage's kept patches, 0 or greater
+    weights: ByModality  # (B, K): `Score.weight` of the last stage's kept patches, for MODEL.PIFE_WEIGHTED; else empty
     loss: torch.Tensor | None  # (1,): mean of the stages' losses with their weight; None where no score has one
 
 
@@ -63,6 +63,7 @@ class Slimming(nn.Module):
             raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so "
                             f"patches can be dropped after blocks 0 (the input) to {depth - 1}; choose among these.")
         self.counts = remaining_patches(backbone.num_patches, model.SLIM_KEEP)
+        self.is_weighing = model.PIFE_WEIGHTED
         self.depth, self.grid, self.shared, self.merge = depth, backbone.grid_size, model.SLIM_SHARED, model.SLIM_MERGE
         score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
         self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)
@@ -119,8 +120,9 @@ class Slimming(nn.Module):
         prefix = backbone.vit.num_prefix_tokens
         values = backbone.finish(tokens.values[:, :prefix + self.counts[-1]])
         values = values.to(given) if backbone.precision else values
-        return Slimmed(_split(values[:, prefix:], names), _split(values[:, 0], names), tuple(stages),
-                       self._weights(stages[-1]), torch.stack(losses).mean(dim=0, keepdim=True) if losses else None)
+        weights = self._weights(stages[-1]) if self.is_weighing else {}
+        loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
+        return Slimmed(_split(values[:, prefix:], names), _split(values[:, 0], names), tuple(stages), weights, loss)
 
     def _context(self, backbone: Backbone, tokens: Tokens, names: Sequence[str], number: int, missing: frozenset[str],
                  images: ByModality, foreground: torch.Tensor | None) -> Context:

@@ -288,7 +288,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
                 assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]
 
 
-@pytest.mark.parametrize("score", ["learned", "tome", "editor"])
+@pytest.mark.parametrize("score", ["saliency", "border", "learned", "tome", "editor"])
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()

@@ -8,7 +8,7 @@ from tiny import CAMERAS, CLASSES, PATCHES, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.config.scores import MASK
+from demo_sdtps.config.scores import MASK, SCORES
 from demo_sdtps.engine.runtime import compile_model, inference
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
@@ -24,8 +24,6 @@ COUNTS = (16, 12)
 PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
-SCORES = ("distinctness", "border", "saliency", "attention", "sdtps", "position", "distinct_position", "supervised", "learned",
-          "tome", "editor", "random", "mask")
 QUICKEST = ("saliency", "supervised")
 EVERY_SCORE = pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
                                                 for score in SCORES])

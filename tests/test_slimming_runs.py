@@ -80,7 +80,7 @@ def slim(blocks, keep, *more):
     (slim("[2]", "[nan]"), ["SLIM_KEEP", "'[nan]'", "it must be a list"]),
     (slim("[2]", "0.5"), ["SLIM_KEEP", "0.5", "list"]),
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
-    (["MODEL.SLIM_SCORE", "saliency"], ["MODEL.SLIM_SCORE is 'saliency'", "'distinctness' or 'attention'"]),
+    (["MODEL.SLIM_SCORE", "salience"], ["MODEL.SLIM_SCORE is 'salience'", "'distinctness' or 'border'", "'saliency'"]),
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), ["SLIM_SCORE is 'supervised'", "JOINT_AUGMENTATION is False"]),
     (["MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "True"], ["PIFE_WEIGHTED is True", "SLIM_BLOCKS"]),
     (slim("[2]", "[0.5]", "MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "False"), ["PIFE_WEIGHTED", "GLOBAL_LOCAL"]),

@@ -30,8 +30,8 @@ from demo_sdtps.modeling.selectors.base import Context
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
                "minimum", "mul", "neg", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
 FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
-        "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "sort", "topk", "unflatten",
-        "view_as", "where")
+        "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "searchsorted", "sort", "topk",
+        "unflatten", "view_as", "where")
 PARTS = {"pife": "PIFE", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
 logger = logging.getLogger(__name__)

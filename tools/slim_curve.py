@@ -57,13 +57,15 @@ def main() -> None:
     parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check(cfg, arguments.scores)
-    dense, splits = load_model_and_data(with_values(cfg, {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}))
+    off = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": [], "MODEL.PIFE_WEIGHTED": False}
+    dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     whole = count_macs(cfg, dense)["backbone"]
     caption = reid_caption(cfg, data)
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     for score in arguments.scores:  # one that the checkpoint has no weights of is refused before anything is evaluated
-        slimmed(cfg, score, *chosen[0])
+        for setting in chosen:
+            slimmed(cfg, score, *setting)
     print(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), sep="\n")
     points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
     print(row(points[0]))

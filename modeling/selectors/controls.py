@@ -1,5 +1,6 @@
 """Controls of the studies: chance, the mean mask, and the mask itself."""
 import torch
+from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.selectors.base import Context, Score
@@ -16,6 +17,10 @@ class Random(Score):
 
 class MeanMask(RunningMap):
     """The mean of the training images' masks, the same for every image."""
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__(cfg, width, grid)
+        self.register_buffer("of_masks", torch.ones(()))  # so that a checkpoint of another map does not fit
 
     def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
         return context.foreground[context.modality] if context.foreground else None

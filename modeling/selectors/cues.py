@@ -31,6 +31,13 @@ def attention_divergence(score: torch.Tensor, attention: torch.Tensor) -> torch.
     return F.kl_div(score.float().log_softmax(dim=-1), target, reduction="batchmean")
 
 
+def at_border(grid: tuple[int, int]) -> torch.Tensor:
+    """Whether each patch of a grid of (rows, columns) is at its border, (N,) bool."""
+    is_border = torch.ones(grid, dtype=torch.bool)
+    is_border[1:-1, 1:-1] = False
+    return is_border.flatten()
+
+
 class Distinctness(Score):
     """`distinctness` in the own modality."""
 
@@ -60,9 +67,7 @@ class Border(Score):
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
-        is_border = torch.ones(grid, dtype=torch.bool)
-        is_border[1:-1, 1:-1] = False
-        self.register_buffer("is_border", is_border.flatten(), persistent=False)
+        self.register_buffer("is_border", at_border(grid), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         is_border = self.is_border[context.places[context.modality]] if context.modality in context.places else self.is_border

@@ -31,7 +31,8 @@ class Learned(Position):
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
         model = cfg.MODEL
-        if model.SLIM_BLOCKS and not (model.SLIM_TAU or model.SLIM_MERGE or model.SLIM_DISTIL):
+        is_trained = model.SLIM_TAU or model.SLIM_MERGE or model.SLIM_DISTIL
+        if model.SLIM_BLOCKS and model.SLIM_SCORE == "learned" and not is_trained:
             raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, but nothing trains it: MODEL.SLIM_TAU and "
                             "MODEL.SLIM_DISTIL are 0 and MODEL.SLIM_MERGE is False; set one of them.")
         self.gumbel_tau, self.distil = model.SLIM_TAU or None, model.SLIM_DISTIL

@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.selectors.base import Context, Score
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
+from demo_sdtps.modeling.selectors.cues import at_border
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6
@@ -23,17 +24,19 @@ class Saliency(Score):
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
         self.grid = grid
-        is_border = torch.ones(grid, dtype=torch.bool)
-        is_border[1:-1, 1:-1] = False
-        self.register_buffer("border", is_border.flatten().nonzero().flatten(), persistent=False)
+        self.register_buffer("border", at_border(grid).nonzero().flatten(), persistent=False)
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        images = context.images[context.modality]
+    def scores(self, context: Context) -> ByModality:
+        # All modalities in one batch, as the way over the grid takes many small operations.
+        images = torch.cat([context.images[modality] for modality in context.tokens])
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
-            score = border_contrast(colours, self.border, self.grid)
-        places = context.places.get(context.modality)
-        return score if places is None else score.gather(1, places)
+            scores = border_contrast(colours, self.border, self.grid).chunk(len(context.tokens))
+        return {modality: score.gather(1, context.places[modality]) if context.places else score
+                for modality, score in zip(context.tokens, scores, strict=True)}
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return self.scores(context)[context.modality]
 
 
 def border_contrast(colours: torch.Tensor, border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

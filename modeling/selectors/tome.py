@@ -43,7 +43,8 @@ class ToMe(Score):
         keys = context.keys[context.modality]
         # All of B are kept.
         score = torch.full(keys.shape[:-1], FARTHEST + 1, device=keys.device)
-        score[..., ::2] = matching(keys)[0]
+        if keys.shape[-2] > 1:
+            score[..., ::2] = matching(keys)[0]
         return score
 
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
