@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
     # Half of the patches in the last four of six blocks, and an extra token; scoring costs little.
     assert points[1]["operations"] < points[0]["operations"] and abs(points[0]["operations"] - 4 / 6) < 0.05
     assert command(test_net.main, *words, "MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]",
-                   "--json", tmp_path / "found.json")[0] == 0
+                   "MODEL.SLIM_SCORE", "distinctness", "--json", tmp_path / "found.json")[0] == 0
     record = scores_of(tmp_path / "found.json")["3"]
     assert (points[1]["mAP"], points[1]["rank1"]) == (record["mAP"], record["Rank-1"])
     rows = [line.split() for line in stdout.splitlines() if line.startswith(("dense", "distinctness"))]
