@@ -265,7 +265,7 @@ def test_energy_of_the_wavelet(size):
     assert haar_energy(torch.full((1, 3, 4, 4), 7.0)).eq(0).all()
 
 
-@pytest.mark.parametrize("missing", [frozenset(), frozenset({"RGB", "TI"})], ids=str)
+@pytest.mark.parametrize("missing", [frozenset(), frozenset({"RGB", "TI"})], ids=["nothing missing", "RGB and TI missing"])
 def test_editor_keeps_the_union_of_both_tops(missing):
     """Of overlapping patches, at every stage, by each modality's own attention and the present images' energy."""
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "editor", "MODEL.SLIM_SHARED", False, "MODEL.STRIDE_SIZE", "[6,5]").eval()
