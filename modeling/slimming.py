@@ -63,7 +63,7 @@ class Slimming(nn.Module):
             raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so "
                             f"patches can be dropped after blocks 0 (the input) to {depth - 1}; choose among these.")
         self.counts = remaining_patches(backbone.num_patches, model.SLIM_KEEP)
-        self.is_weighing = model.PIFE_WEIGHTED
+        self.is_weighing = model.get("PIFE_WEIGHTED", False)  # a DeMo checkout has no such key
         self.depth, self.grid, self.shared, self.merge = depth, backbone.grid_size, model.SLIM_SHARED, model.SLIM_MERGE
         score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
         self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)

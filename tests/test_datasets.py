@@ -190,13 +190,20 @@ def test_a_configuration_is_for_the_data_set_of_its_folder(path):
 
 @pytest.mark.parametrize("folder", NAMES)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
-    assert {path.stem for path in CONFIGS if path.parent.name == folder} == {"Baseline", "DeMo", "DeMo_SDTPS"}
-    found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in ("Baseline", "DeMo", "DeMo_SDTPS")}
+    kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
+    slim = {"DeMo_Slim"} | ({"DeMo_Slim_Supervised"} if folder == "Synthetic" else set())
+    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS"} | slim
+    found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}
-    assert on == {"Baseline": set(), "DeMo": {"MODEL.HDM", "MODEL.ATM"}, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}}
+    fusion = {"MODEL.HDM", "MODEL.ATM"}
+    assert on == {"Baseline": set(), "DeMo": fusion, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}, **dict.fromkeys(slim, fusion)}
     apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())  # which only HDM's own uses there
-    rest = [{key: value for key, value in values.items() if key not in apart} for values in found.values()]
-    assert rest[0] == rest[1] == rest[2]
+    slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
+    rest = [{key: value for key, value in values.items()
+             if key not in apart and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))}
+            for kind, values in found.items()]
+    whole = rest[0]
+    assert all(values == {key: whole[key] for key in values} for values in rest)
 
 
 @pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310"])
