@@ -54,7 +54,7 @@ def test_an_unknown_key_near_nothing_is_reported_where_the_keys_are():
     (["MODEL.SDTPS_SCORE", "distinctnes"], ["MODEL.SDTPS_SCORE", "'distinctnes'", "the nearest is 'distinctness'"]),
     (["MODEL.SDTPS_SCORE", "attention"], ["MODEL.SDTPS_SCORE", "'attention'", "'published' or 'distinctness' or "]),
     (["MODEL.SDTPS_SCORE", "tome"], ["MODEL.SDTPS_SCORE", "'tome'", "'published' or "]),
-    (["MODEL.SDTPS_SCORE", "mask"], ["MODEL.SDTPS_SCORE", "'mask'", "neither masks", "'published' or "]),
+    (["MODEL.SDTPS_SCORE", "mask"], ["MODEL.SDTPS_SCORE", "'mask'", "tokens and global features alone", "'published' or "]),
     (["MODEL.SDTPS_GUMBEL_TAU", "0"], ["MODEL.SDTPS_GUMBEL_TAU", "greater than 0"]),
     (["SOLVER.MAX_EPOCHS", "-1"], ["SOLVER.MAX_EPOCHS", "-1", "greater than 0"]),
     (["SOLVER.MAX_EPOCHS", "0"], ["SOLVER.MAX_EPOCHS", "greater than 0"]),

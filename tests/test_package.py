@@ -14,6 +14,7 @@ from commands import ROOT, cli_args_for
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.run.record import commit
+from demo_sdtps.modeling.selectors.base import Score
 
 COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")
@@ -110,9 +111,10 @@ def test_the_names_of_the_document_are_there():
     assert len(names) > 12
     for name in names:
         assert exists(name), name
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    exec(example, found := {})
-    assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1
+    found = {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(example, found)
+    assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1 and issubclass(found["Contrast"], Score)
 
 
 def exists(name):

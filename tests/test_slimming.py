@@ -28,7 +28,8 @@ NO_CAMERA = ("MODEL.SIE_CAMERA", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_A
 
 def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
-    opts = [*NO_CAMERA, "MODEL.SLIM_BLOCKS", str(blocks), "MODEL.SLIM_KEEP", str(keep), *map(str, opts)]
+    opts = [*NO_CAMERA, "MODEL.SLIM_BLOCKS", str(blocks), "MODEL.SLIM_KEEP", str(keep), "MODEL.SLIM_SCORE", "distinctness",
+            *map(str, opts)]
     torch.manual_seed(0)
     if name == "test_vit":
         cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", "MODEL.PATCH_SIZE", 16, *opts)

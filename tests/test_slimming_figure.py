@@ -13,7 +13,7 @@ from demo_sdtps.tools import draw_tokens, report
 @pytest.mark.parametrize("score", ["distinctness", "mask"])
 def test_masks_of_every_stage_and_of_the_selector(few, tmp_path, score):  # noqa: F811
     """32 patches, of which the stages keep 16 and 8, and the selector 4 of these."""
-    words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.125", "MODEL.SLIM_SCORE", score,
+    words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.5", "MODEL.SLIM_SCORE", score,
                       "INPUT.JOINT_AUGMENTATION", "True")
     cfg, model, samples = model_and_samples(words)
     masks = draw_tokens.kept_patches(cfg, model, samples)
@@ -26,6 +26,7 @@ def test_masks_of_every_stage_and_of_the_selector(few, tmp_path, score):  # noqa
         assert torch.equal(first, masks["stage 1"]["RGB"])  # sets are shared
 
 
+@pytest.mark.slow
 def test_commands_draw_a_panel_for_each(few, tmp_path, command):  # noqa: F811
     words = words_for(few, tmp_path)
     code, stdout, stderr = command(draw_tokens.main, *words, "--samples", "2", "--output", tmp_path / "slim.png")

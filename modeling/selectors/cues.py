@@ -31,11 +31,10 @@ def attention_divergence(score: torch.Tensor, attention: torch.Tensor) -> torch.
     return F.kl_div(score.float().log_softmax(dim=-1), target, reduction="batchmean")
 
 
-def at_border(grid: tuple[int, int]) -> torch.Tensor:
-    """Whether each patch of a grid of (rows, columns) is at its border, (N,) bool."""
-    is_border = torch.ones(grid, dtype=torch.bool)
-    is_border[1:-1, 1:-1] = False
-    return is_border.flatten()
+def at_border(grid: tuple[int, int]) -> list[bool]:
+    """Whether each patch of a grid of (rows, columns) is at its border, row by row."""
+    rows, columns = grid
+    return [row in (0, rows - 1) or column in (0, columns - 1) for row in range(rows) for column in range(columns)]
 
 
 class Distinctness(Score):
@@ -67,7 +66,7 @@ class Border(Score):
 
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
-        self.register_buffer("is_border", at_border(grid), persistent=False)
+        self.register_buffer("is_border", torch.tensor(at_border(grid)), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         is_border = self.is_border[context.places[context.modality]] if context.modality in context.places else self.is_border

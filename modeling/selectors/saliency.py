@@ -24,7 +24,8 @@ class Saliency(Score):
     def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
         super().__init__(cfg, width, grid)
         self.grid = grid
-        self.register_buffer("border", at_border(grid).nonzero().flatten(), persistent=False)
+        border = [index for index, is_border in enumerate(at_border(grid)) if is_border]
+        self.register_buffer("border", torch.tensor(border), persistent=False)
 
     def scores(self, context: Context) -> ByModality:
         # All modalities in one batch, as the way over the grid takes many small operations.
