@@ -126,6 +126,7 @@ def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run
         assert after < GROWTH * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", pytest.param("the run alone", marks=pytest.mark.slow)])
 def test_loading_processes_end_on_ctrl_c(whom, start, tiny_root, tmp_path):
     process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
@@ -154,6 +155,7 @@ def test_loading_processes_end_with_a_run_that_is_killed(start, tiny_root, tmp_p
     assert_all_ended(loaders)
 
 
+@pytest.mark.slow
 def test_loading_processes_end_with_an_error(start, own_root, tmp_path):
     """An image that becomes unreadable while the run goes on."""
     process = start(own_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "10000")

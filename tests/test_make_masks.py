@@ -130,6 +130,7 @@ def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, fun
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 
+@pytest.mark.slow
 def test_deeplab_from_a_file(command, bare_root, deeplab_file):
     for path in bare_root.glob("RGBNT201/test/*/*.jpg"):
         if "_cam1_" not in path.name:

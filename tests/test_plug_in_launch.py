@@ -32,6 +32,7 @@ def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modules", [[], FUSED])
 def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout, modules):
     before = files_of(checkout)

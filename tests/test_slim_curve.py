@@ -30,6 +30,7 @@ def test_settings_are_every_block_with_every_share():
     assert slim_curve.settings(6, [[5]], None) == [([5], [0.65]), ([5], [0.5])]
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
     code, stdout, _ = command(slim_curve.main, *words, "--scores", "distinctness", "--blocks", "2", "1,3",
                               "--keep", "0.5",

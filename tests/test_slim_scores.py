@@ -149,6 +149,7 @@ def test_learned_without_anything_that_trains_it_is_refused():
         tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", "MODEL.SLIM_TAU", 0, "MODEL.SLIM_MERGE", False)
 
 
+@pytest.mark.slow
 def test_the_weights_of_learned_are_recorded_after_every_epoch(command, tiny_root, tmp_path):
     words = cli_args_for(tiny_root, *SLIM, "MODEL.SLIM_SCORE", "learned", "SOLVER.EVAL_UNTRAINED", "True", "OUTPUT_DIR",
                          tmp_path / "run")
