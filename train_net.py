@@ -73,9 +73,6 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
         for warning in data_warnings(cfg, splits["train"], test_data):
             logger.warning(warning)
-        if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
-            logger.warning("WARNING: MODEL.SLIM_SHARED keeps the same places of the three modalities, but they are flipped and "
-                           "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")
         logger.info(report)
         ReIDTrainer(cfg, model.to(device), loader, test_data).run(output, resumed)
 

@@ -9,6 +9,7 @@ from demo_sdtps.config.common import UserError, nearest
 class ScoreEntry(NamedTuple):
     place: str  # file and class in modeling/selectors
     masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
+    has_weights: bool = False  # or a map, which a checkpoint that was trained without the score does not hold
     backbone_only: bool = False  # whether it works between the blocks of the backbone alone: MODEL.SLIM_SCORE, not SDTPS_SCORE
 
 
@@ -17,20 +18,20 @@ SCORES = {
     "border": ScoreEntry("cues.Border"),
     "saliency": ScoreEntry("saliency.Saliency", backbone_only=True),
     "attention": ScoreEntry("cues.Attention", backbone_only=True),
-    "sdtps": ScoreEntry("sdtps.SDTPSScore"),
-    "position": ScoreEntry("position.Position"),
-    "distinct_position": ScoreEntry("position.DistinctPosition"),
+    "sdtps": ScoreEntry("sdtps.SDTPSScore", has_weights=True),
+    "position": ScoreEntry("position.Position", has_weights=True),
+    "distinct_position": ScoreEntry("position.DistinctPosition", has_weights=True),
     "random": ScoreEntry("controls.Random"),
     "tome": ScoreEntry("tome.ToMe", backbone_only=True),
     "editor": ScoreEntry("editor.Editor", backbone_only=True),
-    "learned": ScoreEntry("learned.Learned"),
-    "supervised": ScoreEntry("supervised.Supervised", masks="training"),
-    "mean_mask": ScoreEntry("controls.MeanMask", masks="training"),
+    "learned": ScoreEntry("learned.Learned", has_weights=True),
+    "supervised": ScoreEntry("supervised.Supervised", masks="training", has_weights=True),
+    "mean_mask": ScoreEntry("controls.MeanMask", masks="training", has_weights=True),
     "mask": ScoreEntry("controls.Mask", masks="always"),
 }
 """Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""
 
-WITHOUT_WEIGHTS = ("distinctness", "border", "saliency", "attention", "random", "tome", "editor")
+WITHOUT_WEIGHTS = tuple(name for name, entry in SCORES.items() if not (entry.has_weights or entry.masks))
 """Those that any checkpoint can be evaluated with, as they need no training."""
 
 MASK = "MASK"

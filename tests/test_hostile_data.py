@@ -143,6 +143,13 @@ def test_an_identity_in_training_and_test_is_a_warning(place, command):
     assert said[0].startswith("1 identities are in training and test, the first 3, so the figures are not those of unseen ones")
 
 
+@pytest.mark.parametrize("more, warned", [((), True), (("INPUT.JOINT_AUGMENTATION", "True"), False),
+                                          (("MODEL.SLIM_SHARED", "False"), False)])
+def test_places_shared_by_modalities_that_are_cropped_apart_are_a_warning(place, command, more, warned):
+    said, _ = logged(place, command, lambda place: None, "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", *more)
+    assert [line.endswith("set INPUT.JOINT_AUGMENTATION to True.") for line in said] == [True] * warned
+
+
 def test_one_camera_to_learn_from_is_enough(place, command):
     only_one = keep(lambda name: "_cam1_" in name, "train_171")
     assert logged(place, command, only_one)[0] == []

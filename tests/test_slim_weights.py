@@ -7,8 +7,10 @@ from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
+from demo_sdtps.config.scores import SCORES
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.selectors import make_score
 from demo_sdtps.modeling.weights import to_demo
 from demo_sdtps.tools import convert_checkpoint, export_features
 
@@ -45,6 +47,12 @@ def evaluate(command, tiny_root, tmp_path):
         return code, cases_of(found)["None"] if code == 0 else None, stderr
 
     return call
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_the_table_of_scores_says_which_have_weights(name):
+    module = make_score(name, load_cfg(BASELINE, [*STAGES, *score(name), *WITH_MASKS]), 16, (4, 2))
+    assert bool(module.state_dict()) == SCORES[name].has_weights
 
 
 @pytest.mark.parametrize("demo", [False, True])

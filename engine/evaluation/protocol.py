@@ -55,7 +55,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 
 def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
-    """Warnings about data that are probably a mistake, though training and evaluation can go on."""
+    """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on."""
     found = []
     known = {sample.identity for sample in train}
     if shared := sorted(known & {sample.identity for sample in data.samples}):
@@ -64,6 +64,9 @@ def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list
     if unmatched := len(data.query) - data.matched:
         found.append(f"WARNING: {unmatched} of {len(data.query)} queries have no match in the gallery (the same identity with "
                      f"another {exclude_key(cfg)}) and are not scored (the usual protocol).")
+    if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
+        found.append("WARNING: MODEL.SLIM_SHARED keeps the same places of the three modalities, but they are flipped and "
+                     "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")
     return found
 
 

@@ -133,16 +133,9 @@ def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
             for modality in present}
     if model.selector:
         selections = model.select_tokens(context)
-        found[SELECTOR] = {modality: Choice(_places(context, modality), selections[modality].mask > 0, scores)
+        found[SELECTOR] = {modality: Choice(context.places_of(modality), selections[modality].mask > 0, scores)
                            for modality, scores in detectors(model, context, selections).items()}
     return found
-
-
-def _places(context: Context, modality: str) -> torch.Tensor:
-    if modality in context.places:
-        return context.places[modality]
-    rows, patches = context.tokens[modality].shape[:2]
-    return torch.arange(patches, device=context.tokens[modality].device).expand(rows, -1)
 
 
 def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -51,6 +51,13 @@ class Context:
         """The same with one modality in focus."""
         return replace(self, modality=modality)
 
+    def places_of(self, modality: str) -> torch.Tensor:
+        """(B, N) int64: index on the grid of each patch of a modality, also where `places` is empty."""
+        if modality in self.places:
+            return self.places[modality]
+        tokens = self.tokens[modality]
+        return torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+
 
 @dataclass(frozen=True)
 class Selection:

@@ -8,7 +8,7 @@ from demo_sdtps.modeling.selectors.position import RunningMap
 
 
 class Random(Score):
-    """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every batch."""
+    """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every chunk."""
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         generator = None if self.training else torch.Generator(tokens.device).manual_seed(MODALITIES.index(context.modality))

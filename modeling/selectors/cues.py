@@ -69,9 +69,9 @@ class Border(Score):
         self.register_buffer("is_border", torch.tensor(at_border(grid)), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        is_border = self.is_border[context.places[context.modality]] if context.modality in context.places else self.is_border
+        is_border = self.is_border[context.places_of(context.modality)]
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             directions = F.normalize(tokens.float(), dim=-1)
-            weights = is_border.float().clamp_min(self.OTHERS).expand(directions.shape[:2])
+            weights = is_border.float().clamp_min(self.OTHERS)
             background = torch.einsum("bn,bnc->bc", weights / weights.sum(dim=1, keepdim=True), directions)
             return 1 - torch.einsum("bnc,bc->bn", directions, background)

@@ -37,8 +37,8 @@ class Editor(Score):
         strength = F.avg_pool2d(energy, context.patch_size, context.patch_stride).flatten(1)
         found = {}
         for modality, attention in context.attention.items():
-            own = strength.gather(1, context.places[modality]) if modality in context.places else strength
-            found[modality] = -torch.minimum(2 * ranks(mean_attention(attention)), 2 * ranks(own) + 1).float()
+            own = ranks(strength.gather(1, context.places_of(modality)))
+            found[modality] = -torch.minimum(2 * ranks(mean_attention(attention)), 2 * own + 1).float()
         return found
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:

@@ -42,7 +42,7 @@ class RunningMap(Score):
         for modality, tokens in context.tokens.items():
             seen = self.evidence(tokens, context.of(modality))
             if seen is not None:
-                places = self.places(context.of(modality)).flatten()
+                places = context.places_of(modality).flatten()
                 total.index_add_(0, places, seen.flatten().to(total.dtype))
                 count.index_add_(0, places, torch.ones_like(places, dtype=count.dtype))
         if dist.is_initialized():
@@ -52,14 +52,7 @@ class RunningMap(Score):
         self.map.lerp_(total / count.clamp_min(1), rate)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.map[self.places(context)]
-
-    def places(self, context: Context) -> torch.Tensor:
-        """(B, N) int64: index on the grid of each patch."""
-        if context.modality in context.places:
-            return context.places[context.modality]
-        tokens = context.tokens[context.modality]
-        return torch.arange(len(self.map), device=tokens.device).expand(len(tokens), -1)
+        return self.map[context.places_of(context.modality)]
 
 
 class Position(RunningMap):

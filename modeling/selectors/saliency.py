@@ -33,7 +33,7 @@ class Saliency(Score):
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
             scores = border_contrast(colours, self.border, self.grid).chunk(len(context.tokens))
-        return {modality: score.gather(1, context.places[modality]) if context.places else score
+        return {modality: score.gather(1, context.places_of(modality))
                 for modality, score in zip(context.tokens, scores, strict=True)}
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
