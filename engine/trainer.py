@@ -32,8 +32,6 @@ from demo_sdtps.modeling.weights import current_names
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
 PART = "loss/"  # prefix of the names of the loss's parts
-GROUPS = {PART: "losses", "slimming/": "slimming"}
-"""Prefixes of the names of values that metrics.json has in a group of their own, and the names of the groups."""
 logger = logging.getLogger(__name__)
 
 
@@ -211,9 +209,13 @@ class Trainer(ABC, Generic[Model, Batch]):
             raise
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        groups = {name: values for prefix, name in GROUPS.items() if (values := group(means, prefix))}
-        single = {name: value for name, value in means.items() if not name.startswith(tuple(GROUPS))}
+        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log.
+
+        Values named "<group>/<name>" are a group of their own in the record.
+        """
+        single = {name: value for name, value in means.items() if "/" not in name}
+        prefixes = {name.partition("/")[0]: None for name in means if "/" in name}
+        groups = {"losses" if prefix == "loss" else prefix: group(means, f"{prefix}/") for prefix in prefixes}
         self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
