@@ -28,23 +28,17 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
     weights or data that are missing or do not fit each other.
     """
-    model = load_model(cfg)
-    found = read_splits(cfg, splits)
-    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
-    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
-        raise UserError(f"The weights {cfg.TEST.WEIGHT} know {len(model.backbone.camera_embedding)} cameras, but "
-                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
-    return model, found
-
-
-def load_model(cfg: CfgNode) -> DeMo:
-    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device. Raises `UserError`."""
     device = prepare_evaluation(cfg, EXAMPLE)
     reader_of(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, model, checkpoint)
+    found = read_splits(cfg, splits)
+    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
+    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
+        raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
+                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
         compile_model(model, device)
-    return model
+    return model, found

@@ -86,7 +86,7 @@ def test_the_public_names_are_there(tmp_path):
                "print(*(getattr(demo_sdtps, name).__name__ for name in demo_sdtps.__all__))\n"
                "try:\n    demo_sdtps.nothing\nexcept AttributeError as error:\n    print(error)")
     done = python("-c", program, ROOT, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["MultiModalSDTPS add_config get_cfg load load_cfg make_model patch",
+    assert done.stdout.splitlines() == ["Extractor MultiModalSDTPS add_config get_cfg load load_cfg make_model patch",
                                         "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
 
 
