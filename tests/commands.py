@@ -25,6 +25,13 @@ ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""
 
+SHOWN = 5  # triplets of the fixture `files`
+
+
+def cameras_of(files):
+    """Cameras, from 0, of the fixture `files`."""
+    return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
+
 
 def cli_args_for(root, *more, config=CONFIG, small=SMALL):
     return ["--config_file", str(config), "DATASETS.ROOT_DIR", str(root), *small, *map(str, more)]
