@@ -4,8 +4,9 @@ In a single process every function here does nothing. Several processes share ea
 statistics and rankings are those of the whole batch.
 """
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -150,8 +151,31 @@ def any_rank(*flags: bool) -> list[bool]:
     return tensor.bool().tolist()
 
 
-def check_agreement(what: str, seen: object) -> None:
-    """Raise `UserError` where `seen` differs between processes, such as on machines without a shared file system."""
-    if any(other != seen for other in all_gather_object(seen)):
-        raise UserError(f"The processes do not see the same files: {what} differs between them; use a file system that the "
-                        "machines share, with the same files for all.")
+@contextmanager
+def first_on_machine() -> Iterator[None]:
+    """Inside, one process of each machine is ahead of its others, which find in a cache what it has computed."""
+    if local_rank():
+        all_gather_object(None)
+    yield
+    if not local_rank():
+        all_gather_object(None)
+
+
+def check_agreement(seen: Mapping[str, object], advice: str) -> None:
+    """End the run where an entry of `seen` differs between processes.
+
+    The main process raises `UserError`, which names the first entry that differs, both values and ranks; the others wait until
+    it has ended and exit with code 2, without a message. `advice` ends the sentence.
+    """
+    found = all_gather_object({name: str(value) for name, value in seen.items()})
+    for name in dict.fromkeys(name for own in found for name in own):
+        values = [own.get(name, "absent") for own in found]
+        other = next((place for place, value in enumerate(values) if value != values[0]), None)
+        if other is None:
+            continue
+        if is_main():
+            raise UserError(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in "
+                            f"rank {other}; {advice}.")
+        with suppress(RuntimeError):
+            all_gather_object(None)
+        sys.exit(2)
