@@ -49,7 +49,8 @@ def check_data(cfg: CfgNode, resumed: Resumed | None, loader: DataLoader, files:
         now, hashed = fingerprint(cfg.DATASETS.ROOT_DIR, files, texts or {})
     check_agreement({f"the data '{part}'": f"{entries.count(SEPARATOR) + 1} entries with the digest {_digest(_bytes(entries))}"
                      for part, entries in now.items()}, "let them see the same files")
-    report = f"data: {hashed} files hashed, the others known from before, in {time.perf_counter() - started:.1f} s"
+    count = len({path for paths in files.values() for path in paths})
+    report = f"data: {hashed} of {count} files read to compare them, in {time.perf_counter() - started:.1f} s"
     return RunData(now, report, _compare(cfg, resumed, loader, now) if resumed else ())
 
 
@@ -95,7 +96,7 @@ def difference(before: object, now: Fingerprint) -> str:
         what = f"{was[0]} is missing"
     else:
         what = f"{entry[0]} is new" if entry[0] not in dict(old) else f"{entry[0]} is in another place"
-    return f"{printable(what)} ({part})"
+    return printable(f"{what} ({part})")
 
 
 def cache_file(root: str) -> Path:
@@ -111,27 +112,31 @@ def _file_digests(names: Mapping[str, str], cache: Path) -> tuple[dict[str, str]
     """
     started, content = time.time_ns(), read_json(cache)
     known = content if isinstance(content, dict) else {}
-
-    def entry_of(path: str) -> str:
-        try:
-            found, entry = os.stat(path), known.get(names[path])
-            stamp = f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} "
-            if isinstance(entry, str) and entry.startswith(stamp):
-                return entry
-            return stamp + _digest(Path(path).read_bytes())
-        except OSError as error:
-            error.filename = path  # which an error while reading lacks
-            raise
-
+    entries = {path: str(known.get(name)) for path, name in names.items()}
+    stamps = {path: _stamp(path) for path in names}
+    unknown = [path for path, stamp in stamps.items() if not entries[path].startswith(stamp)]
     with ThreadPoolExecutor() as pool:
-        entries = dict(zip(names, progress(pool.map(entry_of, names), "hashing the data", len(names), unit="file", delay=2),
-                           strict=True))
-    hashed = {names[path]: entry for path, entry in entries.items() if entry != known.get(names[path])}
-    settled = {name: entry for name, entry in hashed.items() if max(map(int, entry.split()[2:4])) < started - SETTLED}
+        found = progress(pool.map(_file_digest, unknown), "hashing the data", len(unknown), unit="file", delay=2)
+        entries |= {path: stamps[path] + digest for path, digest in zip(unknown, found, strict=True)}
+    settled = [path for path in unknown if max(map(int, stamps[path].split()[2:])) < started - SETTLED]
     if settled:
         with suppress(UserError):  # a folder that cannot be written costs time only
-            write_json(cache, known | settled)
-    return {path: entry.rpartition(" ")[2] for path, entry in entries.items()}, len(hashed)
+            write_json(cache, known | {names[path]: entries[path] for path in settled})
+    return {path: entry.rpartition(" ")[2] for path, entry in entries.items()}, len(unknown)
+
+
+def _stamp(path: str) -> str:
+    """What changes when the file does."""
+    found = os.stat(path)
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} "
+
+
+def _file_digest(path: str) -> str:
+    try:
+        return _digest(Path(path).read_bytes())
+    except OSError as error:
+        error.filename = path  # which an error while reading, after the file was opened, lacks
+        raise
 
 
 def _entries(text: object) -> list[tuple[str, str]]:
