@@ -6,7 +6,7 @@ statistics and rankings are those of the whole batch.
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import report_error
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.modeling.collectives import gather, synchronise
 
@@ -162,11 +163,8 @@ def first_on_machine() -> Iterator[None]:
 
 
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
-    """End the run where an entry of `seen` differs between processes.
-
-    The main process raises `UserError`, which names the first entry that differs, both values and ranks; the others wait until
-    it has ended and exit with code 2, without a message. `advice` ends the sentence.
-    """
+    """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
+    system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""
     found = all_gather_object({name: str(value) for name, value in seen.items()})
     for name in dict.fromkeys(name for own in found for name in own):
         values = [own.get(name, "absent") for own in found]
@@ -174,8 +172,8 @@ def check_agreement(seen: Mapping[str, object], advice: str) -> None:
         if other is None:
             continue
         if is_main():
-            raise UserError(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in "
-                            f"rank {other}; {advice}.")
-        with suppress(RuntimeError):
-            all_gather_object(None)
+            report_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
+                         f"{other}; {advice}.")
+        # torchrun kills all processes after the end of the first, which must not be before the report.
+        all_gather_object(None)
         sys.exit(2)

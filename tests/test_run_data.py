@@ -173,7 +173,7 @@ def test_a_file_is_read_again_when_it_has_changed(pictures):
 
 
 def test_a_link_stands_for_the_file_that_it_leads_to(pictures, tmp_path):
-    root, paths = pictures
+    _, paths = pictures
     (tmp_path / "links").mkdir()
     links = [str(tmp_path / "links" / os.path.basename(path)) for path in paths]
     for path, link in zip(paths, links, strict=True):

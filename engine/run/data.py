@@ -42,7 +42,8 @@ def check_data(cfg: CfgNode, resumed: Resumed | None, loader: DataLoader, files:
                texts: Texts | None = None) -> RunData:
     """Hash the data of a run: the paths in `files` and the texts in `texts`, by part. `loader` is that of the training.
 
-    Raises `UserError` where the data differ between processes, or from those that the resumed run was begun with.
+    Processes that see other data than each other end. Raises `UserError` where the data are not those that the resumed run was
+    begun with.
     """
     started = time.perf_counter()
     with first_on_machine():
