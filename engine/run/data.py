@@ -51,7 +51,7 @@ def check_data(cfg: CfgNode, resumed: Resumed | None, loader: DataLoader, files:
     check_agreement({f"the data '{part}'": f"{entries.count(SEPARATOR) + 1} entries with the digest {_digest(_bytes(entries))}"
                      for part, entries in now.items()}, "let them see the same files")
     count = len({path for paths in files.values() for path in paths})
-    report = f"data: {hashed} of {count} files read to compare them, in {time.perf_counter() - started:.1f} s"
+    report = f"data: {hashed} files hashed, {count - hashed} from the cache, in {time.perf_counter() - started:.1f} s"
     return RunData(now, report, _compare(cfg, resumed, loader, now) if resumed else ())
 
 
