@@ -10,7 +10,9 @@ import logging
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import caption_loader
@@ -18,7 +20,7 @@ from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.seps.training import SEPSTrainer
+from demo_sdtps.seps.training import SEPSTrainer, data_texts
 
 logger = logging.getLogger("train_seps")
 
@@ -35,6 +37,7 @@ def main() -> None:
     device = choose_device(cfg)
     resumed = find_run(cfg, arguments.overwrite, SEPS_SCHEMA)
     if resumed and resumed.is_finished(cfg):
+        mark_finished(resumed)
         print(resumed.all_done)
         return
     splits = read_caption_splits(cfg)
@@ -44,16 +47,19 @@ def main() -> None:
     loader = caption_loader(cfg, splits["train"], tokenizer)
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    files = {f"{name} images": split.paths for name, split in splits.items()}
+    data = check_data(cfg, resumed, loader, files, data_texts(splits, {"train": loader, "dev": dev, "test": test}))
 
     # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         sizes = (f"{len(split.captions)} captions of {len(split.paths)} images to {name}" for name, split in splits.items())
         logger.info("%s: %s, %s long captions", cfg.DATASETS.NAMES, ", ".join(sizes),
                     "with" if splits["train"].long_captions else "without")
-        for warning in data_warnings(splits):
+        logger.info(data.report)
+        for warning in (*data.warnings, *data_warnings(splits)):
             logger.warning(warning)
         logger.info(report)
-        SEPSTrainer(cfg, model.to(device), loader, dev, test).run(output, resumed)
+        SEPSTrainer(cfg, model.to(device), loader, dev, test, data.fingerprint).run(output, resumed)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,10 @@ def run(main: Callable[[], None]) -> None:
         _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
 
 
-def _fail(sentence: str) -> None:
+def report_error(sentence: str) -> None:
     sys.stderr.write("error: " + "\n".join(map(printable, sentence.split("\n"))) + "\n")
+
+
+def _fail(sentence: str) -> None:
+    report_error(sentence)
     sys.exit(2)

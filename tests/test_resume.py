@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from commands import ONE_LINE, ROOT, contents, records_of
-from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
+from interrupted import EVERY_STEP, NAMES_CRC, assert_same, at, call, cli_args_for, kill, terminate
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -107,6 +107,9 @@ def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
         assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == (130 if place[-1] is kill else 0)
     assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
+    as_killed_after_the_last_save(tmp_path / "run")
+    assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 
 
 def test_sigterm_finishes_the_step_and_saves(stopped):
@@ -132,7 +135,7 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
     log = (copied / "log.txt").read_text()
-    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):]
+    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):] and "may differ" not in log
     run = json.loads((copied / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
     (entry,) = run["resumptions"]
@@ -148,6 +151,48 @@ def test_nothing_is_left_to_do(reference, tiny_root, command, resume):
     before = contents(reference)
     code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, "RESUME", resume))
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
+
+
+def as_killed_after_the_last_save(output):
+    """What SIGKILL leaves between the last checkpoint and the end of run.json: → the record of the end."""
+    ended = json.loads((output / "run.json").read_text())
+    begun = {name: value for name, value in ended.items() if name != "seconds"}
+    (output / "run.json").write_text(json.dumps(begun | {"status": "running"}))
+    shutil.copy(output / "last.pth", output / "last.previous.pth")
+    return begun
+
+
+@pytest.mark.parametrize("resume", ["yes", "auto"])
+def test_a_run_killed_before_its_record_is_finished(reference, tiny_root, tmp_path, command, resume):
+    output = shutil.copytree(reference, tmp_path / "run")
+    ended = as_killed_after_the_last_save(output)
+    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, "RESUME", resume))
+    assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout
+    assert json.loads((output / "run.json").read_text()) == ended and ended["status"] == "finished"
+    left, expected = contents(output), contents(reference)
+    assert left.pop("run.json") and expected.pop("run.json") and left == expected
+
+
+@pytest.mark.parametrize(("epochs", "further", "least"), [("1", "epoch 1 and ", "2"), ("2", "epoch 3", "3")])
+def test_fewer_epochs_than_are_done(fails, copied, reference, tiny_root, epochs, further, least):
+    run = copied if epochs == "1" else reference
+    before = contents(run)
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", run, *AUTO, "SOLVER.MAX_EPOCHS", epochs))
+    assert f"SOLVER.MAX_EPOCHS is {epochs}, but the run in {run / 'last.pth'} is further already ({further}" in said
+    assert f"give at least {least}" in said and contents(run) == before
+
+
+def test_another_machine_is_a_warning(copied, tiny_root):
+    record = json.loads((copied / "run.json").read_text())
+    now = {"torch": record["versions"]["torch"], "cpu": record["machine"]["cpu"], "threads": record["machine"]["threads"]}
+    record["machine"] |= {"cpu": "ABACUS", "threads": 64}
+    record["versions"]["torch"] = "0.4"
+    (copied / "run.json").write_text(json.dumps(record))
+    with at(Trainer, "_train_step", 1, kill):
+        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 130
+    warning = (f"the run was begun with torch 0.4 (now {now['torch']}), cpu ABACUS (now {now['cpu']}), threads 64 (now "
+               f"{now['threads']}): its numbers may differ from those of an unbroken run")
+    assert f"WARNING {warning}" in (copied / "log.txt").read_text()
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
@@ -308,17 +353,19 @@ def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny
 
 
 def in_version_0_1(path):
-    """Write a checkpoint under the names of version 0.1, which called the backbone "trunk"."""
+    """Write a checkpoint as version 0.1 did: the backbone is called "trunk", and of the data there are the names alone."""
     content = torch.load(path, weights_only=True)
     renamed = {re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()}
     assert renamed.keys() != content["model"].keys()
-    torch.save(content | {"model": renamed}, path)
+    torch.save(content | {"model": renamed, "data": NAMES_CRC}, path)
 
 
 def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
     in_version_0_1(copied / "last.pth")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
     assert_same(reference, copied)
+    assert "WARNING " + str(copied / "last.pth") + " is of an earlier version and knows the names of the training files alone" \
+        in (copied / "log.txt").read_text()
 
 
 def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):

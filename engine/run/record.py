@@ -1,10 +1,11 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
+import logging
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json, write_json
-from demo_sdtps.engine.run.output import RECORD
+from demo_sdtps.engine.run.output import LAST, PREVIOUS, RECORD
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import Stopped
 
@@ -24,6 +25,8 @@ PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 FINISHED = "finished"
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -36,7 +39,11 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     record = {"status": "running", "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
               "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
-        record = with_resumption(record, _read(output / RECORD), resumed)
+        before = _read(output / RECORD)
+        if changed := differences(before, record):
+            logger.warning("the run was begun with %s: its numbers may differ from those of an unbroken run",
+                           ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()))
+        record = with_resumption(record, before, resumed)
     started = time.perf_counter()
     write_json(output / RECORD, record)
     try:
@@ -56,6 +63,23 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
              **{name: record[name] for name in ("command", "commit", "changed", "started", "versions", "machine")}}
     kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
     return record | kept | {"status": "running", "resumptions": [*before.get("resumptions", []), entry]}
+
+
+def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
+    """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
+    names = {"versions": now["versions"], "machine": ("name", "cpu", "threads")}
+    held = [(name, before[part], now[part]) for part in names if isinstance(before.get(part), Mapping) for name in names[part]]
+    return {name: (was[name], has[name]) for name, was, has in held if name in was and was[name] != has[name]}
+
+
+def mark_finished(resumed: Resumed) -> None:
+    """Finish a run whose epochs are all done, but which was killed before it said so in run.json. Raises `UserError`."""
+    output = resumed.path.parent
+    record = _read(output / RECORD)
+    if record and record.get("status") != FINISHED:
+        if resumed.path.name == LAST:
+            (output / PREVIOUS).unlink(missing_ok=True)
+        write_json(output / RECORD, {name: value for name, value in record.items() if name != "error"} | {"status": FINISHED})
 
 
 def command() -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, get_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, flatten
+from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
@@ -20,7 +19,7 @@ from demo_sdtps.modeling.weights import LOAD_ERRORS
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
-    "DATASETS.ROOT_DIR",  # the data's folder; the trainer compares the file names
+    "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what is in it
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
@@ -105,6 +104,10 @@ def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> 
         more = f" ({len(others) - 1} more keys differ)" if len(others) > 1 else ""
         raise UserError(f"{others[0]} is {now}, but the run in {found.path} was begun with {before}{more}; to continue it, "
                         "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
+    begun = found.state["epoch"] + bool(found.state["step"])
+    if begun > cfg.SOLVER.MAX_EPOCHS:
+        raise UserError(f"{LENGTH} is {cfg.SOLVER.MAX_EPOCHS}, but the run in {found.path} is further already "
+                        f"({found.progress}); give at least {begun}, or choose another OUTPUT_DIR.")
     return [f"{key} is {now} and was {before}: the run goes on with the learning rates of the new length, so its numbers are "
             "not those of a run that had it from the beginning" for key, (before, now) in changed.items()]
 
@@ -142,7 +145,7 @@ def _changes(cfg: CfgNode, content: Mapping, schema: Schema) -> dict[str, tuple[
 
     A key that the stored configuration lacks, because the key is newer, counts as its default.
     """
-    defaults, now = (dict(flatten(yaml.safe_load(config.dump()), schema)) for config in (get_cfg(schema), cfg))
+    defaults, now = (flat(config, schema) for config in (get_cfg(schema), cfg))
     before = defaults | dict(flatten(content, schema))
 
     def text(values: Mapping, key: str) -> str:
