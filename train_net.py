@@ -12,6 +12,7 @@ import logging
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
@@ -53,7 +54,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     check_agreement("what OUTPUT_DIR holds", resumed and resumed.progress)
     if resumed and resumed.is_finished(cfg):
         if is_main():
-            print(resumed.all_done)
+            print_lines(resumed.all_done)
         return
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import printable
 
 SPLITS = ("train", "query", "gallery")
 
@@ -56,7 +55,7 @@ class Naming:
         """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match."""
         match = self.pattern.fullmatch(Path(paths[0]).name)
         if not match:
-            raise UserError(f"The image {printable(paths[0])} does not follow the data set's names such as {self.example} "
+            raise UserError(f"The image {paths[0]} does not follow the data set's names such as {self.example} "
                             f"({self.meaning}); rename or remove it.")
         parsed = {name: int(value) for name, value in match.groupdict().items()}
         parsed["camera"] -= self.first_camera

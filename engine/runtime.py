@@ -15,6 +15,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import LineFormatter, console
 from demo_sdtps.engine.distributed import launched, local_rank
 from demo_sdtps.modeling import DeMo
 
@@ -126,11 +127,9 @@ def log_to(path: Path) -> AbstractContextManager:
             root.removeHandler(handler)
             handler.close()
     if not root.handlers:
-        console = logging.StreamHandler()
-        console.setFormatter(logging.Formatter("%(message)s"))
-        root.addHandler(console)
+        root.addHandler(console())
     file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
     logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
     return logging_redirect_tqdm()

@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
@@ -220,7 +221,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
         write_records(self.records, self.output, self.board, scalars)
         if evaluation:
-            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
+            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            logger.info(Lines(title, *evaluation.table.splitlines()))
 
     def _save(self) -> None:
         """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""

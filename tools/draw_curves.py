@@ -11,6 +11,7 @@ import argparse
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import run
 from demo_sdtps.config.files import check_output_file, read_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
@@ -24,7 +25,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
     records = read_records(arguments.run)
-    print(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
+    print_lines(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
 
 
 def read_records(folder: Path) -> list[dict]:

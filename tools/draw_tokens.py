@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -37,7 +38,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     check_selection(cfg)
     model, splits = load_model_and_data(cfg, ("query",))
-    print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
+    print_lines(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:

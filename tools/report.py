@@ -9,6 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
 from demo_sdtps.config.load import StoredText
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
@@ -41,11 +42,8 @@ def main() -> None:
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
-    print(f"\n{reid_caption(cfg, data)}")
-    print(reid_table(record, untrained))
-    print()
-    for what, path in drawn.items():
-        print(f"{what + ':':18}{path}")
+    print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
+                *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 
 
 def run_config(run: Path) -> StoredText:
