@@ -24,7 +24,7 @@ from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
 from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.resume import Resumed, restoring
 from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
@@ -121,7 +121,8 @@ class Trainer(ABC, Generic[Model, Batch]):
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
-                    self._restore(resumed)
+                    with restoring(resumed.path):
+                        self._restore(resumed)
                 self._train()
         finally:
             for loader in (self.loader, *self.evaluation_loaders):
@@ -254,6 +255,9 @@ class Trainer(ABC, Generic[Model, Batch]):
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.from_state(state["meter"], self.device)
+        sampler_of(self.loader).begin(self.epoch + 1)
+        if self.step > len(self.loader) or (self.step and not self.meter.totals):
+            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)}, with means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

@@ -280,6 +280,42 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
     assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
 
 
+def emptied(*names):
+    return lambda state: {name: type(state[name])() for name in names}
+
+
+EDITS = {
+    "a step below 0": (lambda state: {"step": -3}, "no 'step' in it"),
+    "a step that no epoch has": (lambda state: {"step": 10**6}, "step 1000000 of an epoch of"),
+    "an epoch below 0": (lambda state: {"epoch": -1}, "no 'epoch' in it"),
+    "an epoch that was not trained": (lambda state: {"epoch": 10**6}, "no 'epoch' in it"),
+    "records of nothing": (lambda state: {"records": [3]}, "no 'epoch' in it"),
+    "no random states": (emptied("random"), "no 'random' in it"),
+    "empty random states": (lambda state: {"random": [{}]}, "KeyError: 'python'"),
+    "no optimisers": (emptied("optimizers"), "no 'optimizers' in it"),
+    "one optimiser of two": (lambda state: {"optimizers": state["optimizers"][:1]}, "ValueError: zip()"),
+    "empty optimisers": (lambda state: {"optimizers": [{}, {}]}, "KeyError: "),
+    "no meter": (emptied("meter"), "no 'meter' in it"),
+    "a meter of nothing": (lambda state: {"meter": state["meter"] | {"totals": {}}}, "with means of 0 values"),
+    "no centers": (lambda state: {"center_losses": None}, "TypeError: "),
+    "a configuration of plain text": (lambda state: {"config": "as it was"}, "holds no KEY: value pairs"),
+    "an empty configuration": (emptied("config"), "no 'config' in it"),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edited_state_is_refused_in_one_sentence(copied, fails, tiny_root, kind):
+    """A checkpoint that can be read, but whose content training does not write."""
+    edit, reason = EDITS[kind]
+    for name in ("last.pth", "last.previous.pth"):
+        state = torch.load(copied / name, weights_only=True)
+        torch.save(state | edit(state), copied / name)
+    before = contents(copied)
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO))
+    assert reason in said and "last.pth" in said
+    assert all(contents(copied)[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
+
+
 @pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])
 def test_the_checkpoint_before_leads_to_the_same_end(copied, reference, tiny_root, lose):
     lose(copied / "last.pth")
