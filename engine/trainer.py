@@ -257,7 +257,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.meter = Meter.from_state(state["meter"], self.device)
         sampler_of(self.loader).begin(self.epoch + 1)
         if self.step > len(self.loader) or (self.step and not self.meter.totals):
-            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)}, with means of {len(self.meter.totals)} values")
+            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)} and means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

@@ -20,7 +20,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.monitor import Meter
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -284,32 +284,44 @@ def emptied(*names):
     return lambda state: {name: type(state[name])() for name in names}
 
 
-EDITS = {
-    "a step below 0": (lambda state: {"step": -3}, "no 'step' in it"),
+FLAWS = {
+    "a step below 0": (lambda state: {"step": -3}, "step"),
+    "an epoch below 0": (lambda state: {"epoch": -1}, "epoch"),
+    "an epoch that was not trained": (lambda state: {"epoch": 10**6}, "epoch"),
+    "records of nothing": (lambda state: {"records": [3]}, "epoch"),
+    **{f"no {name}": (emptied(name), name) for name in ("random", "optimizers", "meter", "config", "model")},
+}
+DEEP_FLAWS = {
     "a step that no epoch has": (lambda state: {"step": 10**6}, "step 1000000 of an epoch of"),
-    "an epoch below 0": (lambda state: {"epoch": -1}, "no 'epoch' in it"),
-    "an epoch that was not trained": (lambda state: {"epoch": 10**6}, "no 'epoch' in it"),
-    "records of nothing": (lambda state: {"records": [3]}, "no 'epoch' in it"),
-    "no random states": (emptied("random"), "no 'random' in it"),
     "empty random states": (lambda state: {"random": [{}]}, "KeyError: 'python'"),
-    "no optimisers": (emptied("optimizers"), "no 'optimizers' in it"),
     "one optimiser of two": (lambda state: {"optimizers": state["optimizers"][:1]}, "ValueError: zip()"),
     "empty optimisers": (lambda state: {"optimizers": [{}, {}]}, "KeyError: "),
-    "no meter": (emptied("meter"), "no 'meter' in it"),
-    "a meter of nothing": (lambda state: {"meter": state["meter"] | {"totals": {}}}, "with means of 0 values"),
+    "a meter of nothing": (lambda state: {"meter": state["meter"] | {"totals": {}}}, "and means of 0 values"),
     "no centers": (lambda state: {"center_losses": None}, "TypeError: "),
     "a configuration of plain text": (lambda state: {"config": "as it was"}, "holds no KEY: value pairs"),
-    "an empty configuration": (emptied("config"), "no 'config' in it"),
 }
 
 
-@pytest.mark.parametrize("kind", EDITS)
-def test_an_edited_state_is_refused_in_one_sentence(copied, fails, tiny_root, kind):
-    """A checkpoint that can be read, but whose content training does not write."""
-    edit, reason = EDITS[kind]
+def edit_both(folder, edit):
+    """Change last.pth, and the checkpoint that would replace it."""
+    state = torch.load(folder / "last.pth", weights_only=True)
     for name in ("last.pth", "last.previous.pth"):
-        state = torch.load(copied / name, weights_only=True)
-        torch.save(state | edit(state), copied / name)
+        torch.save(state | edit(state), folder / name)
+
+
+@pytest.mark.parametrize("kind", FLAWS)
+def test_an_edited_state_is_told_before_anything_is_read(copied, kind):
+    edit, name = FLAWS[kind]
+    edit_both(copied, edit)
+    with pytest.raises(UserError, match=rf"last\.pth holds no state to continue from \(no '{name}' in it.*last\.previous\.pth"):
+        read_last(copied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEEP_FLAWS)
+def test_an_edited_state_ends_in_one_sentence(copied, fails, tiny_root, kind):
+    edit, reason = DEEP_FLAWS[kind]
+    edit_both(copied, edit)
     before = contents(copied)
     said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO))
     assert reason in said and "last.pth" in said

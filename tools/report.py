@@ -16,7 +16,7 @@ from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.run.output import CONFIG, LAST
-from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, read_records
+from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
 
@@ -27,7 +27,7 @@ def main() -> None:
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
     _, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
-    records = read_records(output)
+    records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -48,7 +48,7 @@ def main() -> None:
 
 def run_config(run: Path) -> StoredText:
     """The configuration of a finished run. Raises `UserError` where there is no such run."""
-    read_records(run)
+    evaluated_run(run)
     return stored_config(run / LAST)
 
 

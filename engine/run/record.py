@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -22,6 +23,10 @@ from demo_sdtps.engine.run.stop import Stopped
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 FINISHED = "finished"
+MACHINE = ("device", "name", "cpu", "threads")
+KINDS = {"status": str, "command": str, "versions": dict, "machine": dict, "resumptions": list, "commit": str | None,
+         "changed": bool | None, "seconds": int | float}
+"""Types of the entries of run.json that are read again."""
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
 
@@ -36,7 +41,7 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     record = {"status": "running", "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
               "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
-        record = with_resumption(record, _read(output / RECORD), resumed)
+        record = with_resumption(record, read_record(output), resumed)
     started = time.perf_counter()
     write_json(output / RECORD, record)
     try:
@@ -88,10 +93,22 @@ def machine(device: torch.device) -> dict[str, str | int]:
             "threads": torch.get_num_threads()}
 
 
-def _read(path: Path) -> dict:
-    """The content of a run.json, empty where it cannot be read."""
+def read_record(folder: Path) -> dict[str, Any]:
+    """The content of a run's run.json, {} without the file. Raises `UserError` where it is not as `track_run` writes it."""
+    path = folder / RECORD
+    if not path.exists():
+        return {}
     found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        wrong = ["content"]
+    else:
+        wrong = [name for name, kind in KINDS.items() if name in found and not isinstance(found[name], kind)]
+        wrong = wrong or [f"machine.{name}" for name in MACHINE if name not in found.get("machine", MACHINE)] + [
+            f"versions.{name}" for name, number in found.get("versions", {}).items() if not isinstance(number, str | None)]
+    if wrong:
+        raise UserError(f"{path} is not as training writes it (its {wrong[0]} is another); restore the file, or remove it, "
+                        "which loses the run's history but no result.")
+    return found
 
 
 def _version(package: str) -> str | None:
