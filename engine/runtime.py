@@ -95,7 +95,7 @@ def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
 def check_features(what: str, features: Collection[torch.Tensor]) -> None:
     """Raise `UserError` where features (…, D), `what` in the sentence, are not finite, or longer than LONGEST."""
     check_finite(what, features)
-    if not all((torch.linalg.vector_norm(part, dim=-1) <= LONGEST).all() for part in features):
+    if not all((torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) <= LONGEST).all() for part in features):
         raise UserError(f"{what} are too large to be normalised or compared, as their squares overflow float32{ADVICE}")
 
 

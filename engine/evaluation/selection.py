@@ -117,12 +117,17 @@ def selects_patches(cfg: CfgNode) -> bool:
     return bool(selector_name(cfg) or cfg.MODEL.SLIM_BLOCKS)
 
 
+def check_context(context: Context) -> None:
+    """Raise `UserError` for features, by which patches are selected, that are not finite or too large to be compared."""
+    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+
+
 def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of the selector, by modality.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
-    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+    check_context(context)
     found: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in MODALITIES if modality not in context.missing]
     for number, stage in enumerate(context.stages, start=1):
