@@ -20,6 +20,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.monitor import Meter
+from demo_sdtps.engine.run.record import read_record
 from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
@@ -326,6 +327,31 @@ def test_an_edited_state_ends_in_one_sentence(copied, fails, tiny_root, kind):
     said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO))
     assert reason in said and "last.pth" in said
     assert all(contents(copied)[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
+
+
+RECORDS = {"null": "null", "deep nesting": "[" * 100_000 + "]" * 100_000, "half of it": '{"status": ', "a list": "[]",
+           **{f"null for {name}": {name: None} for name in ("status", "versions", "machine", "resumptions")},
+           "a machine without its name": {"machine": {"cpu": "x"}}, "a version that is none": {"versions": {"torch": [2]}}}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_edited_record_is_told(tmp_path, kind):
+    content = RECORDS[kind]
+    (tmp_path / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=r"run\.json is not as training writes it \(its .* is another\); restore the file, or"):
+        read_record(tmp_path)
+
+
+def test_a_run_with_an_edited_record_goes_on_without_it(copied, fails, tiny_root):
+    record = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"resumptions": None}))
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    before = (copied / "run.json").read_text()
+    assert "run.json is not as training writes it (its resumptions is another)" in fails(words)
+    assert (copied / "run.json").read_text() == before
+    (copied / "run.json").unlink()
+    with at(Trainer, "_train_step", 1, kill):
+        assert call(words) == 130
 
 
 @pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])
