@@ -142,6 +142,7 @@ def test_a_stream_that_is_closed_changes_no_exit_code(name, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         run(main)
     assert ended.value.code == 2
+    getattr(sys, name).close()
 
 
 @pytest.mark.slow
