@@ -9,6 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.engine.evaluation.reports import missing_table, reid_caption, reid_record, reid_table
@@ -28,7 +29,8 @@ def main() -> None:
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
     caption = reid_caption(cfg, data)
-    print(caption, missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS]), sep="\n")
+    table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
+    print_lines(caption, *table.splitlines())
     if arguments.json:
         write_json(arguments.json, {"caption": caption, "cases": cases})
 

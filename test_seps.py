@@ -9,6 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import percent_table
 from demo_sdtps.seps.evaluation import EXAMPLE, evaluate_retrieval, load_seps_and_data, retrieval_caption
@@ -26,7 +27,7 @@ def main() -> None:
         check_output_file(arguments.json, ".json")
     model, data = load_seps_and_data(cfg)
     measures, caption = evaluate_retrieval(model, data), retrieval_caption(cfg, data)
-    print(caption, percent_table({cfg.TEST.SPLIT: measures}), sep="\n")
+    print_lines(caption, *percent_table({cfg.TEST.SPLIT: measures}).splitlines())
     if arguments.json:
         write_json(arguments.json, {"caption": caption, cfg.TEST.SPLIT: measures})
 

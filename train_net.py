@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import config_parser, parse, run
 from demo_sdtps.config.load import flat
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
@@ -58,7 +59,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     if resumed and resumed.is_finished(cfg):
         if is_main():
             mark_finished(resumed)
-            print(resumed.all_done)
+            print_lines(resumed.all_done)
         return
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]

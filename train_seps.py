@@ -9,6 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 import logging
 
 from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import run_folder
@@ -38,7 +39,7 @@ def main() -> None:
     resumed = find_run(cfg, arguments.overwrite, SEPS_SCHEMA)
     if resumed and resumed.is_finished(cfg):
         mark_finished(resumed)
-        print(resumed.all_done)
+        print_lines(resumed.all_done)
         return
     splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError, printable
+from demo_sdtps.config.common import UserError
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
+from demo_sdtps.config.printing import prepare_streams, print_error
 from demo_sdtps.config.schema import Schema
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
@@ -99,10 +100,11 @@ def run(main: Callable[[], None]) -> None:
 
     Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`.
     """
+    prepare_streams()
     try:
         main()
     except UserError as error:
-        _fail(str(error))
+        _fail(error.args[0])
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -118,10 +120,6 @@ def run(main: Callable[[], None]) -> None:
         _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
 
 
-def report_error(sentence: str) -> None:
-    sys.stderr.write("error: " + "\n".join(map(printable, sentence.split("\n"))) + "\n")
-
-
 def _fail(sentence: str) -> None:
-    report_error(sentence)
+    print_error(sentence)
     sys.exit(2)

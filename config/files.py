@@ -53,10 +53,10 @@ def _sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON file; None for a missing, damaged or truncated file."""
+    """Content of a JSON file; None for one that is missing, damaged, truncated or nested too deep."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -17,6 +17,7 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import Sample
 
@@ -90,8 +91,8 @@ def verify(samples: Iterable[Sample]) -> None:
     paths = sorted({path for sample in samples for path in sample.paths})
     errors = [error for error in _parallel(_error_of, paths, "verifying images") if error]
     if errors:
-        raise UserError(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:"
-                        + "".join(f"\n  {error}" for error in errors))
+        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
+                              *(f"  {error}" for error in errors)))
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import report_error
+from demo_sdtps.config.printing import print_error
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.modeling.collectives import gather, synchronise
 
@@ -172,8 +172,8 @@ def check_agreement(seen: Mapping[str, object], advice: str) -> None:
         if other is None:
             continue
         if is_main():
-            report_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
-                         f"{other}; {advice}.")
+            print_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
+                        f"{other}; {advice}.")
         # torchrun kills all processes after the end of the first, which must not be before the report.
         all_gather_object(None)
         sys.exit(2)

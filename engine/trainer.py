@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
@@ -23,7 +24,7 @@ from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, 
 from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.resume import Resumed, restoring
 from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, set_seed
@@ -117,7 +118,8 @@ class Trainer(ABC, Generic[Model, Batch]):
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
-                    self._restore(resumed)
+                    with restoring(resumed.path):
+                        self._restore(resumed)
                 self._train()
         finally:
             for loader in (self.loader, *self.evaluation_loaders):
@@ -221,7 +223,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
         write_records(self.records, self.output, self.board, scalars)
         if evaluation:
-            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
+            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            logger.info(Lines(title, *evaluation.table.splitlines()))
 
     def _save(self) -> None:
         """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
@@ -249,6 +252,9 @@ class Trainer(ABC, Generic[Model, Batch]):
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.from_state(state["meter"], self.device)
+        sampler_of(self.loader).begin(self.epoch + 1)
+        if self.step > len(self.loader) or (self.step and not self.meter.totals):
+            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)} and means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

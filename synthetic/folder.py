@@ -3,7 +3,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.synthetic import MARKER
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
@@ -63,7 +63,7 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Ca
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()) and is_complete(marker):
-        sys.stdout.write(f"{target} is up to date: it was made with these arguments, nothing was written.\n")
+        print_lines(f"{target} is up to date: it was made with these arguments, nothing was written.")
         return False
     _check_free(target, overwrite)
     try:

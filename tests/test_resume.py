@@ -20,7 +20,8 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.monitor import Meter
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
+from demo_sdtps.engine.run.record import read_record
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -323,6 +324,79 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
     damage(copied / "last.previous.pth")
     said = fails(words)
     assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
+
+
+def emptied(*names):
+    return lambda state: {name: type(state[name])() for name in names}
+
+
+FLAWS = {
+    "a step below 0": (lambda state: {"step": -3}, "step"),
+    "an epoch below 0": (lambda state: {"epoch": -1}, "epoch"),
+    "an epoch that was not trained": (lambda state: {"epoch": 10**6}, "epoch"),
+    "records of nothing": (lambda state: {"records": [3]}, "epoch"),
+    **{f"no {name}": (emptied(name), name) for name in ("random", "optimizers", "meter", "config", "model")},
+}
+DEEP_FLAWS = {
+    "a step that no epoch has": (lambda state: {"step": 10**6}, "step 1000000 of an epoch of"),
+    "empty random states": (lambda state: {"random": [{}]}, "KeyError: 'python'"),
+    "one optimiser of two": (lambda state: {"optimizers": state["optimizers"][:1]}, "ValueError: zip()"),
+    "empty optimisers": (lambda state: {"optimizers": [{}, {}]}, "KeyError: "),
+    "a meter of nothing": (lambda state: {"meter": state["meter"] | {"totals": {}}}, "and means of 0 values"),
+    "no centers": (lambda state: {"center_losses": None}, "TypeError: "),
+    "a configuration of plain text": (lambda state: {"config": "as it was"}, "holds no KEY: value pairs"),
+}
+
+
+def edit_both(folder, edit):
+    """Change last.pth, and the checkpoint that would replace it."""
+    state = torch.load(folder / "last.pth", weights_only=True)
+    for name in ("last.pth", "last.previous.pth"):
+        torch.save(state | edit(state), folder / name)
+
+
+@pytest.mark.parametrize("kind", FLAWS)
+def test_an_edited_state_is_told_before_anything_is_read(copied, kind):
+    edit, name = FLAWS[kind]
+    edit_both(copied, edit)
+    with pytest.raises(UserError, match=rf"last\.pth holds no state to continue from \(no '{name}' in it.*last\.previous\.pth"):
+        read_last(copied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEEP_FLAWS)
+def test_an_edited_state_ends_in_one_sentence(copied, fails, tiny_root, kind):
+    edit, reason = DEEP_FLAWS[kind]
+    edit_both(copied, edit)
+    before = contents(copied)
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO))
+    assert reason in said and "last.pth" in said
+    assert all(contents(copied)[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
+
+
+RECORDS = {"null": "null", "deep nesting": "[" * 100_000 + "]" * 100_000, "half of it": '{"status": ', "a list": "[]",
+           **{f"null for {name}": {name: None} for name in ("status", "versions", "machine", "resumptions")},
+           "a machine without its name": {"machine": {"cpu": "x"}}, "a version that is none": {"versions": {"torch": [2]}}}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_edited_record_is_told(tmp_path, kind):
+    content = RECORDS[kind]
+    (tmp_path / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=r"run\.json is not as training writes it \(its .* is another\); restore the file, or"):
+        read_record(tmp_path)
+
+
+def test_a_run_with_an_edited_record_goes_on_without_it(copied, fails, tiny_root):
+    record = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"resumptions": None}))
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    before = (copied / "run.json").read_text()
+    assert "run.json is not as training writes it (its resumptions is another)" in fails(words)
+    assert (copied / "run.json").read_text() == before
+    (copied / "run.json").unlink()
+    with at(Trainer, "_train_step", 1, kill):
+        assert call(words) == 130
 
 
 @pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])

@@ -12,6 +12,7 @@ import argparse
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import output_file, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
 
@@ -38,7 +39,8 @@ def main() -> None:
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)
         save_whole(weights, output)
-        print(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T {output}")
+        print_lines(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
+                    f"{output}")
         return
     if found.has_demo_names == (arguments.to == "demo"):
         raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
@@ -47,11 +49,11 @@ def main() -> None:
     weights = to_demo(found.model) if arguments.to == "demo" else found.model
     about = {"num_class": found.num_class, "camera_num": found.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
-    print(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
-          f"{found.camera_num} cameras")
+    print_lines(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
+                f"{found.camera_num} cameras")
     if unknown := unknown_names(found.model):
-        print(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
-              f"{', …' if len(unknown) > 5 else ''}")
+        print_lines(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
+                    f"{', …' if len(unknown) > 5 else ''}")
 
 
 def backbone_of(model: Weights, path: Path) -> Weights:

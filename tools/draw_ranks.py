@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.metrics import left_out
@@ -36,7 +37,7 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader)
-    print(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
+    print_lines(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:

@@ -13,6 +13,7 @@ import numpy as np
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.cli import config_parser, output_file, parse, run
 from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -50,7 +51,7 @@ def main() -> None:
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
                  split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest.hexdigest(),
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
-    print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
+    print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
 if __name__ == "__main__":

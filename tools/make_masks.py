@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional import resize
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
 from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
@@ -45,8 +46,8 @@ def main() -> None:
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
-    print(f"Wrote {counts['written']} masks{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
-          f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
+    print_lines(f"Wrote {counts['written']} masks{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+                f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
 
 
 def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Iterable[str], overwrite: bool) -> Counter:

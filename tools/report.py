@@ -9,13 +9,14 @@ if __name__ in ("__main__", "__mp_main__"):
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
 from demo_sdtps.config.load import StoredText
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.run.output import CONFIG, LAST
-from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, read_records
+from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
 
@@ -26,7 +27,7 @@ def main() -> None:
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
     _, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
-    records = read_records(output)
+    records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -41,16 +42,13 @@ def main() -> None:
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
-    print(f"\n{reid_caption(cfg, data)}")
-    print(reid_table(record, untrained))
-    print()
-    for what, path in drawn.items():
-        print(f"{what + ':':18}{path}")
+    print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
+                *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 
 
 def run_config(run: Path) -> StoredText:
     """The configuration of a finished run. Raises `UserError` where there is no such run."""
-    read_records(run)
+    evaluated_run(run)
     return stored_config(run / LAST)
 
 

@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import config_parser, output_file, parse, run
 from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
@@ -55,13 +56,13 @@ def main() -> None:
     on_person = foreground(cfg, model.backbone, samples)
     quality = measure_selection(model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples])
     title = caption(cfg, quality, arguments.split)
-    print(title, *as_tables(quality), sep="\n")
+    print_lines(title, *(line for table in as_tables(quality) for line in table.split("\n")))
     if arguments.json:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-        print(arguments.json)
+        print_lines(arguments.json)
     if arguments.output:
-        print(draw(quality, title, arguments.output))
+        print_lines(draw(quality, title, arguments.output))
 
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import config_parser, output_file, parse, run
 from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -66,22 +67,22 @@ def main() -> None:
     for score in arguments.scores:  # one that the checkpoint has no weights of is refused before anything is evaluated
         for setting in chosen:
             slimmed(cfg, score, *setting)
-    print(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), sep="\n")
+    print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
     points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
-    print(row(points[0]))
+    print_lines(row(points[0]))
     cases = [(score, *setting) for score in arguments.scores for setting in chosen]
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slimmed(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
         points.append(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole,
                             *measure(cfg, model, data)))
-        print(row(points[-1]), flush=True)
+        print_lines(row(points[-1]))
     if arguments.json:
         write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
                                     "points": [point._asdict() for point in points]})
-        print(arguments.json)
+        print_lines(arguments.json)
     if arguments.output:
-        print(draw(points, caption, cfg, arguments.output))
+        print_lines(draw(points, caption, cfg, arguments.output))
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -34,6 +34,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
+from demo_sdtps.config.printing import console, print_lines
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command
@@ -64,7 +65,7 @@ def main() -> None:
                         help="number of parallel runs (default: 1 with a GPU, else one per CPU core)")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
     arguments = parser.parse_intermixed_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[console()])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
 
     study = read_study(arguments.study)
@@ -89,8 +90,8 @@ def main() -> None:
     drawn = [draw_results(result, output / "results.png"), draw_losses(result, output / "loss.png"),
              draw_costs(result, output / "costs.png")]
     drawn += [draw_missing(result, output / "missing.png")] if study["missing"] else []
-    print(table)
-    print(*(output / "study.md", output / "study.json", *drawn), sep="\n")
+    print_lines(*table.split("\n"))
+    print_lines(output / "study.md", output / "study.json", *drawn)
     if len(commits_of(result)) > 1:
         logger.warning("The runs were made by different commits (%s); to run all of them again give another --runs.",
                        " and ".join(commits_of(result)))

@@ -8,18 +8,21 @@ import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.evaluation.selection import selects_patches
 from demo_sdtps.engine.run.output import LAST, METRICS
-from demo_sdtps.engine.run.record import FINISHED, RECORD
+from demo_sdtps.engine.run.record import FINISHED, RECORD, read_record
+from demo_sdtps.tools.run_records import evaluated, read_records
 from demo_sdtps.tools.study_file import Variant
 
 logger = logging.getLogger(__name__)
@@ -102,9 +105,12 @@ def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
         log = variant.run_folder(seed).with_suffix(".log")
         for command, output in steps(variant, seed, study):
             if output not in errors:
-                errors[output] = "" if is_done(output) else processes.run(command, log)
-                if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
-                    errors[output] = f"it was stopped before its end; see {log}"
+                try:
+                    errors[output] = "" if is_done(output) else processes.run(command, log)
+                    if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
+                        errors[output] = f"it was stopped before its end; see {log}"
+                except UserError as error:
+                    errors[output] = str(error)
             if errors[output]:
                 break
         outcomes.append((variant, seed, errors[output]))
@@ -128,10 +134,17 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
 
 
 def is_done(output: Path) -> bool:
-    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
-    record = output.with_name(RECORD)
-    return (output.exists() and (read_json(record) or {}).get("status") == FINISHED
-            and output.stat().st_mtime >= record.stat().st_mtime)
+    """Whether the run is finished and `output`, one of its files, is not older than the run's record.
+
+    Raises `UserError` where the run's record or metrics are not as training writes them.
+    """
+    folder = output.parent
+    if not output.exists() or read_record(folder).get("status") != FINISHED:
+        return False
+    if not evaluated(read_records(folder)[-1:]):
+        raise UserError(f"{folder / METRICS} has no evaluation after the last epoch, though {RECORD} says that the run is "
+                        f"{FINISHED}; restore the file, or remove the folder to train again.")
+    return output.stat().st_mtime >= (folder / RECORD).stat().st_mtime
 
 
 def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +154,10 @@ def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[s
                              "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        found["records"][name] = read_json(folder / METRICS) or []
-        found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
+        found["records"][name], found["made_with"][name] = [], {}
+        with suppress(UserError):  # reported as the failure of the run
+            found["records"][name] = read_records(folder)
+            found["made_with"][name] = {key: value for key, value in read_record(folder).items() if key != "command"}
         if (variant.name, seed) in failures:
             found["failed"][name] = failures[variant.name, seed]
             continue

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import printable
 from demo_sdtps.config.files import read_json, write_json
+from demo_sdtps.config.printing import printable
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.distributed import check_agreement, first_on_machine
 from demo_sdtps.engine.run.resume import Resumed

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -23,6 +24,10 @@ from demo_sdtps.engine.run.stop import Stopped
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 FINISHED = "finished"
+MACHINE = ("device", "name", "cpu", "threads")
+KINDS = {"status": str, "command": str, "versions": dict, "machine": dict, "resumptions": list, "commit": str | None,
+         "changed": bool | None, "seconds": int | float}
+"""Types of the entries of run.json that are read again."""
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
 
@@ -39,7 +44,7 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     record = {"status": "running", "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
               "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
-        before = _read(output / RECORD)
+        before = read_record(output)
         if changed := differences(before, record):
             logger.warning("the run was begun with %s: its numbers may differ from those of an unbroken run",
                            ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()))
@@ -75,7 +80,7 @@ def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object
 def mark_finished(resumed: Resumed) -> None:
     """Finish a run whose epochs are all done, but which was killed before it said so in run.json. Raises `UserError`."""
     output = resumed.path.parent
-    record = _read(output / RECORD)
+    record = read_record(output)
     if record and record.get("status") != FINISHED:
         if resumed.path.name == LAST:
             (output / PREVIOUS).unlink(missing_ok=True)
@@ -112,10 +117,22 @@ def machine(device: torch.device) -> dict[str, str | int]:
             "threads": torch.get_num_threads()}
 
 
-def _read(path: Path) -> dict:
-    """The content of a run.json, empty where it cannot be read."""
+def read_record(folder: Path) -> dict[str, Any]:
+    """The content of a run's run.json, {} without the file. Raises `UserError` where it is not as `track_run` writes it."""
+    path = folder / RECORD
+    if not path.exists():
+        return {}
     found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        wrong = ["content"]
+    else:
+        wrong = [name for name, kind in KINDS.items() if name in found and not isinstance(found[name], kind)]
+        wrong = wrong or [f"machine.{name}" for name in MACHINE if name not in found.get("machine", MACHINE)] + [
+            f"versions.{name}" for name, number in found.get("versions", {}).items() if not isinstance(number, str | None)]
+    if wrong:
+        raise UserError(f"{path} is not as training writes it (its {wrong[0]} is another); restore the file, or remove it, "
+                        "which loses the run's history but no result.")
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -1,12 +1,11 @@
 """Whether a command starts or resumes a run (RESUME), and from which checkpoint."""
 import logging
-import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, get_cfg
@@ -14,8 +13,8 @@ from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
-from demo_sdtps.engine.run.state import STATE
-from demo_sdtps.modeling.weights import LOAD_ERRORS
+from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
@@ -116,21 +115,41 @@ def _read(path: Path) -> Mapping:
     """The content of a last.pth. Raises `UserError`, without a full stop, where it is damaged or not one of ours."""
     if not path.exists():
         raise UserError(f"{path} is missing")
+    if path.is_file():
+        path.open("rb").close()  # a file that may not be read is not damaged: the `PermissionError` ends the command
     try:
+        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
-        with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
-            warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (*LOAD_ERRORS, zipfile.BadZipFile, OSError):
+        state = load_torch(path)
+    except LOAD_ERRORS:
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
-    missing = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)]
-    if missing:
-        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it, or another than training writes)")
-    return state
+    wrong = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)] or [
+        *(name for name in NEVER_EMPTY if not held[name]), *(["step"] if held["step"] < 0 else ()),
+        *(["epoch"] if held["epoch"] != _last_epoch(held["records"]) else ())]
+    if wrong:
+        raise UserError(f"{path} holds no state to continue from (no {wrong[0]!r} in it, or another than training writes)")
+    return held
+
+
+def _last_epoch(records: Sequence) -> object:
+    """The epoch of the last record, 0 without any."""
+    last = records[-1] if records else {"epoch": 0}
+    return last.get("epoch") if isinstance(last, Mapping) else None
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Inside, an error by which the state in `path` shows to be another than training writes is raised as `UserError`."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        raise UserError(f"The run cannot continue from {path}, whose state is not as training writes it "
+                        f"({type(error).__name__}: {' '.join(str(error).split())}); restore the file, or start the run again "
+                        "with --overwrite and without RESUME.") from error
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:

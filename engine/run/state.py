@@ -20,6 +20,7 @@ STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": flo
 Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
 of an epoch follow from the seed (datasets/samplers.py). `data` is the fingerprint of the data (engine/run/data.py), in
 checkpoints of earlier versions `names_crc`."""
+NEVER_EMPTY = ("model", "config", "meter", "optimizers", "random")
 
 
 def random_states() -> dict[str, object]:
