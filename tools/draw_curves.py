@@ -9,8 +9,8 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file, read_json
+from demo_sdtps.config.cli import add_output, check_outputs, run
+from demo_sdtps.config.files import read_json
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
@@ -21,10 +21,11 @@ IMAGE = "curves.png"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{IMAGE}")
+    add_output(parser, "--output", ".png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
-    records = read_records(arguments.run)
-    print(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
+    arguments.output = arguments.output or arguments.run / IMAGE
+    check_outputs(arguments, [arguments.run / METRICS])
+    print(draw_curves(read_records(arguments.run), arguments.output))
 
 
 def read_records(folder: Path) -> list[dict]:
