@@ -47,9 +47,9 @@ def quick(tiny_root, tmp_path_factory):
     words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
 
-    def printed():
+    def printed(*more):
         with redirect_stdout(StringIO()) as stdout:
-            assert call(words, tool.main) == 0
+            assert call([*words, *more], tool.main) == 0
         return stdout.getvalue()
 
     def times():
@@ -65,7 +65,7 @@ def quick(tiny_root, tmp_path_factory):
         (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
         (unmeasured / "selection.json").unlink()
         before = times()
-        second = printed()
+        second = printed("--overwrite")
     assert without_seconds(first) == without_seconds(second)
     return folder / "runs" / "studies", second, {name for name, time in times().items() if before.get(name) != time}
 
