@@ -1,5 +1,6 @@
 """Shared parts of all commands: flags of the configuration, and error messages."""
 import argparse
+import errno
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from demo_sdtps.config.schema import Schema
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
 """Errors of torch, which is not imported here, on CUDA and on a CPU."""
 
@@ -138,7 +140,8 @@ def run(main: Callable[[], None]) -> None:
         _stop_printing()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
-        if error.filename is None and _stop_printing():
+        if error.filename is None and error.errno in DISK_ERRORS:  # files that are written report theirs themselves
+            _stop_printing()
             _fail(f"The standard output cannot be written ({error.strerror}); free some space or send it elsewhere.")
         if error.filename is None:
             raise
@@ -154,14 +157,9 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _stop_printing() -> bool:
-    """Whether the standard output cannot be written; what it still holds is then dropped, as Python would try it at the end."""
-    try:
-        _flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+def _stop_printing() -> None:
+    """Drop what the standard output still holds, which Python would otherwise try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str) -> None:

@@ -47,8 +47,8 @@ def refused(command, main, *words):
 def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
     file = tmp_path / "new" / "folder" / LOCK
     with locked(file, "it"):
-        with pytest.raises(UserError, match=rf"^it is in use by process {os.getpid()} on \S+, since 20\S+ \(python .+\); wait"), \
-                locked(file, "it"):
+        said = rf"^it is in use by process {os.getpid()} on \S+, since 20\S+ \(python .+\); wait"
+        with pytest.raises(UserError, match=said), locked(file, "it"):
             pass
         assert file.exists(), "a refused owner removes nothing"
     assert not list(tmp_path.iterdir())
@@ -71,7 +71,8 @@ def test_a_file_of_the_user_is_no_lock(tmp_path, content):
 def test_the_lock_of_a_killed_process_frees_itself(tmp_path):
     """Though its child, like a loading process, outlives it; the file that it leaves is no lock."""
     file = tmp_path / LOCK
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    words = [sys.executable, "-c", HOLD, str(file)]
+    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         owner = holder.stdout.readline().strip()
         with pytest.raises(UserError, match=f"process {owner} on "), locked(file, "it"):
