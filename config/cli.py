@@ -3,7 +3,6 @@ import argparse
 import errno
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from demo_sdtps.config.schema import Schema
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
 """Errors of torch, which is not imported here, on CUDA and on a CPU."""
 
@@ -124,7 +123,7 @@ def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
     Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`. Where the reader
-    of the output (head, less) has ended, the exit code is that of SIGPIPE, as for other programs, without a sentence.
+    of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence.
     """
     try:
         try:
@@ -138,7 +137,7 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(130)
     except BrokenPipeError:
         _stop_printing()
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(141)  # 128 + SIGPIPE, as the shell reports it
     except OSError as error:
         if error.filename is None and error.errno in DISK_ERRORS:  # files that are written report theirs themselves
             _stop_printing()
