@@ -44,12 +44,12 @@ def write(folder, **more):
 def quick(tiny_root, tmp_path_factory):
     """`--quick`, repeated after the loss of two outputs: → (folder, stdout of the second, outputs that it made again)."""
     folder = tmp_path_factory.mktemp("study")
-    words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
+    words = [write(folder), "--quick", "--overwrite", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
 
-    def printed(*more):
+    def printed():
         with redirect_stdout(StringIO()) as stdout:
-            assert call([*words, *more], tool.main) == 0
+            assert call(words, tool.main) == 0
         return stdout.getvalue()
 
     def times():
@@ -65,7 +65,7 @@ def quick(tiny_root, tmp_path_factory):
         (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
         (unmeasured / "selection.json").unlink()
         before = times()
-        second = printed("--overwrite")
+        second = printed()
     assert without_seconds(first) == without_seconds(second)
     return folder / "runs" / "studies", second, {name for name, time in times().items() if before.get(name) != time}
 
