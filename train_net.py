@@ -11,17 +11,17 @@ import logging
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import config_parser, parse, run
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, run
 from demo_sdtps.config.load import flat
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer, data_files
 from demo_sdtps.engine.run.data import check_data
-from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
@@ -39,13 +39,13 @@ def main() -> None:
         "Train a model and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), "
         "metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    add_overwrite(parser, REPLACE_RUN)
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments, cfg = parse(parser)
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-    with processes():
+    with processes(), locked_output(cfg, data_folders(cfg)):
         train_run(cfg, arguments.overwrite)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from demo_sdtps.config.cli import CheckpointFlag
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
-from demo_sdtps.datasets import reader_of
+from demo_sdtps.datasets import data_folders, reader_of
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
 from demo_sdtps.modeling.weights import from_demo, is_demo, not_floating, tensors_of
 
@@ -90,9 +90,10 @@ def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, tor
         return tensors_of(content), content if isinstance(content, Mapping) else {}
 
 
-def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
-    """The flag --weight; `example` is the checkpoint that errors suggest."""
-    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example))
+def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
+    """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
+    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example),
+                          lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
 
 
 def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:

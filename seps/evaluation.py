@@ -33,6 +33,11 @@ class RetrievalData:
     batch: int  # texts encoded, and captions compared, at a time
 
 
+def data_folders(cfg: CfgNode) -> list[str | Path]:
+    """Folders that the commands of SEPS read: the data set, and the text tower where it is not a name on the hub."""
+    return [Path(cfg.DATASETS.ROOT_DIR, cfg.DATASETS.NAMES), cfg.MODEL.TEXT_TOWER]
+
+
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS

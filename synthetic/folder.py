@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import add_overwrite
 from demo_sdtps.config.files import read_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.synthetic import MARKER
@@ -43,8 +44,7 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
         parser.add_argument(f"--{number.name}", type=int, default=number.default, metavar=number.metavar, help=number.help)
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
-    parser.add_argument("--overwrite", action="store_true",
-                        help=f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
+    add_overwrite(parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
     options = parser.parse_args(arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name)

@@ -178,7 +178,7 @@ def test_duplicates_count_as_often_as_they_are_there(place, command):
     weights_for(place.root, place.folder / "w.pth")
 
     def hits(make):
-        case = Case("", "test", make, ("--weight", "{folder}/w.pth", "--json", "{folder}/x.json"), ())
+        case = Case("", "test", make, ("--weight", "{folder}/w.pth", "--overwrite", "--json", "{folder}/x.json"), ())
         run_case(case, place, command)
         return [row["Rank-1"] for row in scores_of(place.folder / "x.json").values()]
 

@@ -45,7 +45,7 @@ def write(folder, **more):
 def quick(tiny_root, tmp_path_factory):
     """`--quick`, repeated after the loss of two outputs: → (folder, stdout of the second, outputs that it made again)."""
     folder = tmp_path_factory.mktemp("study")
-    words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
+    words = [write(folder), "--quick", "--overwrite", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
 
     def printed():

@@ -11,7 +11,7 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import output_file, run
+from demo_sdtps.config.cli import add_output, check_outputs, run
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
@@ -28,13 +28,11 @@ def main() -> None:
                "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
                "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
-    parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
+    add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
     output = arguments.output
-    if output.exists() and not arguments.overwrite:
-        raise UserError(f"The output {output} already exists; choose another or pass --overwrite to replace it.")
+    check_outputs(arguments, [arguments.input])
     found = read_checkpoint(arguments.input)
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)

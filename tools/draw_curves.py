@@ -9,8 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file
+from demo_sdtps.config.cli import add_output, check_outputs, run
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
@@ -23,10 +22,11 @@ IMAGE = "curves.png"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{IMAGE}")
+    add_output(parser, "--output", ".png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
-    records = evaluated_run(arguments.run)
-    print_lines(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
+    arguments.output = arguments.output or arguments.run / IMAGE
+    check_outputs(arguments, [arguments.run / METRICS])
+    print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
 
 
 def evaluated_run(folder: Path) -> list[dict]:

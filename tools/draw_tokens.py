@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
@@ -32,7 +32,7 @@ DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour tha
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and the selector keep; the "
                            "others are covered.", checkpoint=weight_flag())
-    parser.add_argument("--output", type=output_file(".png"), default="tokens.png", metavar="X.png", help="default: tokens.png")
+    add_output(parser, "--output", ".png", default="tokens.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)

@@ -7,7 +7,8 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
+from demo_sdtps.config.cli import CheckpointFlag, add_overwrite, config_parser, parse, run
+from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import stored_config
@@ -25,8 +26,11 @@ def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP.",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
-    _, cfg = parse(parser)
+    add_overwrite(parser)
+    arguments, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
+    curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
+                              for name in (IMAGE, "ranks.png", "tokens.png"))
     records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
@@ -34,10 +38,10 @@ def main() -> None:
     (features,) = extract_features(cfg, model, data.loader)
     # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
-    drawn = {"training curves": draw_curves(records, output / IMAGE),
-             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
+    drawn = {"training curves": draw_curves(records, curves),
+             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
     if model.selector or model.slimming:
-        drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
+        drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
 
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)

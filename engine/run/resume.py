@@ -12,7 +12,8 @@ from demo_sdtps.config import UserError, get_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
-from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
+from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
+from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch
 
@@ -59,7 +60,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
     run would be lost."""
     output = Path(cfg.OUTPUT_DIR)
     if cfg.RESUME == "no":
-        check_output(output, overwrite)
+        check_replaceable(output, overwrite)
         return None
     if overwrite:
         raise UserError(f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out.")
@@ -69,10 +70,11 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
                             "OUTPUT_DIR, or set RESUME to auto or no to start one.")
         # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
         is_same = _is_same(cfg, output / CONFIG, schema)
-        check_output(output, overwrite=is_same)
+        check_replaceable(output, overwrite=is_same)
         if is_same:
             logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
         return None
+    check_resumable(output)
     found = read_last(output)
     return Resumed(found.state, found.path, (*found.warnings, *check_config(cfg, found, schema)))
 
