@@ -12,6 +12,7 @@ from demo_sdtps.config.common import UserError, printable
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import naming_shortages
 
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
@@ -97,10 +98,11 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`.
+    Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`.
     """
     try:
-        main()
+        with naming_shortages():
+            main()
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, get_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import shortage
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
 from demo_sdtps.engine.run.state import STATE
@@ -21,7 +22,7 @@ from demo_sdtps.modeling.weights import LOAD_ERRORS
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
     "DATASETS.ROOT_DIR",  # the data's folder; the trainer compares the file names
-    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how data are read
+    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
 )
@@ -121,7 +122,9 @@ def _read(path: Path) -> Mapping:
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (*LOAD_ERRORS, zipfile.BadZipFile, OSError):
+    except (*LOAD_ERRORS, zipfile.BadZipFile, OSError) as error:
+        if shortage(error):  # the file may be whole
+            raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
     missing = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)]
