@@ -3,6 +3,7 @@ import errno
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.config.shortage import NO_SHARED_MEMORY
+from demo_sdtps.config.shortage import NO_SHARED_MEMORY, shortage
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
@@ -172,8 +173,7 @@ def stop_workers(loader: DataLoader) -> None:
     iterator, loader._iterator = loader._iterator, None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
         iterator._shutdown_workers()
-        for process in iterator._workers:
-            process.kill()  # where it still waits for a file
+        _kill(iterator)  # those that still wait for a file
 
 
 def received(loader: DataLoader) -> Iterator:
@@ -215,8 +215,13 @@ def _abandon(error: BaseException) -> None:
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _MultiProcessingDataLoaderIter):
             iterator._shutdown = True
-            for process in getattr(iterator, "_workers", ()):
-                process.kill()
+            _kill(iterator)
+
+
+def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
+    for process in getattr(iterator, "_workers", ()):
+        process.kill()
+        process.join(CHECK)
 
 
 def prefetch(loader: DataLoader) -> Iterator:
@@ -278,6 +283,8 @@ def _begin_process(worker: int) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
     Queue._on_queue_feeder_error = _send_error
+    # Threads of Python's own that hand over files fail too; the run reports the lack.
+    sys.excepthook = lambda kind, error, trace: None if shortage(error) else sys.__excepthook__(kind, error, trace)
 
 
 def _send_error(queue: Queue, error: Exception, item: tuple[int, object]) -> None:
