@@ -109,7 +109,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
 
         Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
-        not finite and a file that cannot be written; `Stopped` after SIGTERM or SIGHUP. Loading processes end with it in any case.
+        not finite and a file that cannot be written; `Stopped` after SIGTERM or SIGHUP. Loading processes end with it in any
+        case.
         """
         self.output, self.saved = output, time.monotonic()
         first = resumed.state["epoch"] + 1 if resumed else None

@@ -34,15 +34,15 @@ class StopRequest:
         """Inside, SIGTERM and SIGHUP set `requested`, and the first SIGINT raises `KeyboardInterrupt`; signals that are
         ignored (SIGHUP under nohup) remain so.
 
-        A second SIGINT, or DEADLINE seconds after the first signal, end the process wherever it is, with the exit code 128 + the
-        signal's number, after `mark(reason)`. A `listening` inside another does nothing.
+        A second SIGINT, or DEADLINE seconds after the first signal, end the process wherever it is, after `mark(reason)`, with
+        the exit code 128 + the number of the first signal. A `listening` inside another does nothing.
         """
         # Only the main thread may handle signals.
         if self.is_listening or threading.current_thread() is not threading.main_thread():
             yield
             return
         self.requested, self.is_listening, self.is_ending = "", True, False
-        handlers = {number: self._note for number in SAVING} | {signal.SIGINT: self._interrupt}
+        handlers = dict.fromkeys(SAVING, self._note) | {signal.SIGINT: self._interrupt}
         before = {number: handler for number in handlers if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
@@ -124,7 +124,9 @@ def _end(number: int, reason: str, mark: Callable[[str], None]) -> None:
     sentence = f"The run is ended, because {reason}; RESUME auto continues it from its last checkpoint."
     with suppress(OSError):
         os.write(2, f"error: {sentence}\n".encode())  # the main thread may hold the locks of the log and of sys.stderr
-    mark(sentence)
-    for process in multiprocessing.active_children():
-        process.kill()
-    os._exit(128 + number)
+    try:
+        mark(sentence)
+        for process in multiprocessing.active_children():
+            process.kill()
+    finally:
+        os._exit(128 + number)
