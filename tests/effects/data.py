@@ -53,11 +53,11 @@ def loading_processes(cfg):
     return len(set(multiprocessing.active_children()) - before)
 
 
-@effect("DATALOADER.TIMEOUT", {"0.2": True, "0": False, "1800": False}, "DATALOADER.NUM_WORKERS", "1", "DATASETS.CACHE", "no")
-def a_batch_that_takes_a_second_is_reported(cfg):
+@effect("DATALOADER.TIMEOUT", {"0.1": True, "0": False, "1800": False}, "DATALOADER.NUM_WORKERS", "1", "DATASETS.CACHE", "no")
+def a_slow_batch_is_reported(cfg):
     loader = training_loader(cfg)
     decode = loader.dataset.decode
-    loader.dataset.decode = lambda paths: time.sleep(1 / cfg.SOLVER.IMS_PER_BATCH) or decode(paths)
+    loader.dataset.decode = lambda paths: time.sleep(0.5 / cfg.SOLVER.IMS_PER_BATCH) or decode(paths)
     return is_reported(next, batches(loader))
 
 
