@@ -282,7 +282,7 @@ def _begin_process(worker: int) -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
-    Queue._on_queue_feeder_error = _send_error
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
     # Threads of Python's own that hand over files fail too; the run reports the lack.
     sys.excepthook = lambda kind, error, trace: None if shortage(error) else sys.__excepthook__(kind, error, trace)
 
