@@ -123,12 +123,12 @@ def uninterrupted(command: list[str], output: Path) -> float:
 
 def killed(command: list[str], output: Path, options: argparse.Namespace, seconds: float, numbers: range) -> Iterator[dict]:
     """Kill and resume a run once for each of these numbers, then let it end → each kill."""
-    for number in numbers:
-        kind, wrong = kind_of(options.seed, number), ""
+    for count, number in enumerate(numbers, start=options.kills - len(numbers)):
+        kind, wrong = kind_of(options.seed, count), ""
         began = time.monotonic()
         if kind == FULL:
             during, wrong = fill_shared_memory(command, output)
-            yield {"after": round(time.monotonic() - began, 3), "during": during, "log": kind, "wrong": wrong}
+            yield {"kind": kind, "after": round(time.monotonic() - began, 3), "during": during, "log": "-", "wrong": wrong}
             continue
         process, log = start(command, output)
         if kind == TWO_STARTS:
@@ -148,7 +148,7 @@ def killed(command: list[str], output: Path, options: argparse.Namespace, second
             wrong = f"exit code {process.returncode} after {kind}"
         began_at = next((line.split(", from ")[0] for line in log.read_text(encoding="utf-8").splitlines()
                          if line.startswith("continuing after")), "from the beginning")
-        yield {"after": round(time.monotonic() - began, 3), "during": f"{activity(output)} ({kind})", "log": began_at,
+        yield {"kind": kind, "after": round(time.monotonic() - began, 3), "during": activity(output), "log": began_at,
                "wrong": wrong}
     wait_for_end(*start(command, output))
 
@@ -166,9 +166,9 @@ def launch(command: list[str], output: Path, log: Path) -> subprocess.Popen:
         return subprocess.Popen([*command, "OUTPUT_DIR", str(output)], cwd=ROOT, stdout=file, stderr=file)
 
 
-def kind_of(seed: int, number: int) -> str:
-    """The kind of a kill: each round of kills has all KINDS."""
-    whole, place = divmod(number, len(KINDS))
+def kind_of(seed: int, count: int) -> str:
+    """The kind of a kill, `count` others after the first: each round of kills has all KINDS."""
+    whole, place = divmod(count, len(KINDS))
     return random.Random(f"{seed} {whole}").sample(KINDS, len(KINDS))[place]
 
 
@@ -259,8 +259,8 @@ def equal(one: object, other: object) -> bool:
 
 
 def table(found: dict) -> str:
-    rows = [f"{'kill':>4} {'run':>3} {'seconds':>9}  {'this process began':<44} killed while"]
-    rows += [f"{number:>4} {kill['run']:>3} {kill['after']:>9.2f}  {kill['log']:<44} {kill['during']}"
+    rows = [f"{'kill':>4} {'run':>3} {'by':<18} {'seconds':>7}  {'this process began':<44} killed while"]
+    rows += [f"{number:>4} {kill['run']:>3} {kill['kind']:<18} {kill['after']:>7.2f}  {kill['log']:<44} {kill['during']}"
              for number, kill in enumerate(found["kills"], start=1)]
     saving = sum(kill["during"].startswith(("saving", "between")) for kill in found["kills"])
     differences = found["differences"]
