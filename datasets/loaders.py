@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.common import STOPPING_SIGNALS
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.config.shortage import NO_SHARED_MEMORY, shortage
 from demo_sdtps.datasets.base import Sample, identity_labels
@@ -279,9 +280,9 @@ def _begin_process(worker: int) -> None:
     """Let a loading process, which often gets the signal to stop a run too, work until training has finished its step, and
     report a batch that it cannot send."""
     signal.set_wakeup_fd(-1)  # it would tell the run of a signal to this process
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
+    for number in STOPPING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup starts a run
+            signal.signal(number, lambda *_: signal.alarm(GRACE))
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
     # Threads of Python's own that hand over files fail too; the run reports the lack.
     sys.excepthook = lambda kind, error, trace: None if shortage(error) else sys.__excepthook__(kind, error, trace)

@@ -3,6 +3,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from tiny import CONFIG
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.shortage import naming_shortages
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, train_loader
+from demo_sdtps.engine.run.resume import read_last
 from demo_sdtps.engine.run.stop import STOP
 from demo_sdtps.tools.kill_test import PRIVATE_SHARED_MEMORY, why_no_private_shared_memory
 
@@ -194,16 +196,34 @@ def test_a_loading_process_that_the_system_kills_is_lack_of_memory(tiny_root, no
     loaded.close()
 
 
-def test_an_image_is_not_to_blame_for_open_files(tiny_root):
-    path = str(next((tiny_root / "RGBNT201" / "train_171" / "RGB").iterdir()))
+def test_the_loading_processes_ignore_sighup_where_the_run_does(tiny_root, no_process_left, monkeypatch):
+    monkeypatch.setattr(loaders, "GRACE", 1)
+    before, others = signal.signal(signal.SIGHUP, signal.SIG_IGN), set(active_children())
+    try:
+        loaded = batches(loading(tiny_root))
+        next(loaded)
+        workers = set(active_children()) - others
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGHUP)
+        time.sleep(1.5)
+        assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
+        loaded.close()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("read", [lambda path: decode(str(path)), lambda path: read_last(path.parent)],
+                         ids=["an image", "a checkpoint"])
+def test_a_file_is_not_to_blame_for_open_files(tiny_root, tmp_path, read):
+    path = shutil.copy(next((tiny_root / "RGBNT201" / "train_171" / "RGB").iterdir()), tmp_path / "last.pth")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         with pytest.raises(UserError) as raised, naming_shortages():
-            decode(path)
+            read(path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "ulimit -n" in str(raised.value) and "cannot be read" not in str(raised.value)
+    assert "ulimit -n" in str(raised.value) and "last.pth" not in str(raised.value)
 
 
 @pytest.mark.slow

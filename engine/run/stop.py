@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from demo_sdtps.config.common import STOPPING_SIGNALS
+
 DEADLINE = 25.0
 """Seconds from the signal to the end of the run, without the time to write a checkpoint: torchrun and most clusters kill
 after 30."""
 POLL = 0.2  # seconds between two looks at the deadline
-SAVING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 LEAVE = 0  # no signal has this number
 
 
@@ -42,7 +43,7 @@ class StopRequest:
             yield
             return
         self.requested, self.is_listening, self.is_ending = "", True, False
-        handlers = dict.fromkeys(SAVING, self._note) | {signal.SIGINT: self._interrupt}
+        handlers = dict.fromkeys(STOPPING_SIGNALS, self._note) | {signal.SIGINT: self._interrupt}
         before = {number: handler for number in handlers if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
