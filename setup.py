@@ -27,6 +27,7 @@ setup(
         "matplotlib>=3.8",
         "tensorboard>=2.16",
         "safetensors>=0.4",
+        "huggingface_hub>=0.26",
     ],
     extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6",
                                           "mypy>=1.11", "setuptools>=64"]},

@@ -28,8 +28,3 @@ def nearest(value: object, known: Iterable[object]) -> str:
     """"; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
     near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
     return f"; the nearest is {near[0]!r}" if near else ""
-
-
-def printable(text: str) -> str:
-    """`text` (a file name, say) with control characters escaped, so that they neither break the line nor reach the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

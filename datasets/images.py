@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 try:
     import simplejpeg
@@ -16,6 +17,7 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.shortage import shortage
 from demo_sdtps.datasets.base import Sample
@@ -33,6 +35,7 @@ ADVICE = "; replace it or remove its triplet."
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
+COLOURS = 3  # red, green, blue
 GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
 
@@ -43,6 +46,33 @@ def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
         with _opened(path, advice) as image:
             pixels = _as_rgb(image)
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
+    """A path, a PIL image, an array (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W), as uint8
+    (3, H, W). Arrays and tensors are uint8, or floats in [0, 1]. Raises `UserError` for anything else."""
+    if isinstance(item, (str, os.PathLike)):
+        return decode(os.fspath(item), advice)
+    if isinstance(item, Image.Image):
+        try:
+            return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
+        except Exception as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
+            raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+    if isinstance(item, np.ndarray):
+        item = torch.as_tensor(item.copy())
+        item = item.permute(2, 0, 1) if item.ndim == 3 else item
+    if not isinstance(item, torch.Tensor):
+        raise UserError(f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}")
+    image = item[None] if item.ndim == 2 else item
+    if image.ndim != 3 or image.shape[0] not in (1, COLOURS) or 0 in image.shape:
+        raise UserError(f"An image has the shape {tuple(item.shape)} (channels first), but it must be (3, height, width) or "
+                        f"(height, width){advice}")
+    if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
+        image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
+    if image.dtype != torch.uint8:
+        raise UserError(f"An image has values of {image.dtype} from {image.min()} to {image.max()}, but they must be uint8, or "
+                        f"floats from 0 to 1{advice}")
+    return image.cpu().expand(COLOURS, -1, -1)
 
 
 def decode_triplet(paths: Paths) -> Images:
@@ -62,8 +92,8 @@ def verify(samples: Iterable[Sample]) -> None:
     paths = sorted({path for sample in samples for path in sample.paths})
     errors = [error for error in _parallel(_error_of, paths, "verifying images") if error]
     if errors:
-        raise UserError(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:"
-                        + "".join(f"\n  {error}" for error in errors))
+        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
+                              *(f"  {error}" for error in errors)))
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:

@@ -11,12 +11,13 @@ from demo_sdtps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from demo_sdtps.config import get_cfg, load_cfg
+    from demo_sdtps.engine.extractor import Extractor, load
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.plug_in.config import add_config
     from demo_sdtps.plug_in.patch import patch
 
-__all__ = ["MultiModalSDTPS", "add_config", "get_cfg", "load_cfg", "make_model", "patch"]
+__all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch"]
 
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 _folder = Path(__file__).resolve().parent
@@ -26,4 +27,5 @@ if not (_folder / "modeling").is_dir() and (_folder.parent / "modeling" / "sdtps
 __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
     "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load",
+    "load": "demo_sdtps.engine.extractor", "Extractor": "demo_sdtps.engine.extractor",
     "add_config": "demo_sdtps.plug_in.config", "patch": "demo_sdtps.plug_in.patch"})

@@ -16,15 +16,16 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
-from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
+from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
+from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
+from demo_sdtps.engine.run.resume import Resumed, restoring
+from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.modeling.weights import current_names
@@ -32,8 +33,6 @@ from demo_sdtps.modeling.weights import current_names
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
 PART = "loss/"  # prefix of the names of the loss's parts
-GROUPS = {PART: "losses", "slimming/": "slimming"}
-"""Prefixes of the names of values that metrics.json has in a group of their own, and the names of the groups."""
 logger = logging.getLogger(__name__)
 
 
@@ -55,21 +54,21 @@ class Trainer(ABC, Generic[Model, Batch]):
     """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
 
     `evaluation_loaders` are those that `evaluate` reads. `optimizers` begin with the model's. `auxiliary` modules train beside
-    the model and are saved under their names; `about` is saved in every checkpoint.
+    the model and are saved under their names; `about` is saved in every checkpoint, and `data`, the fingerprint of the run's
+    data, in those from which it is resumed.
     """
 
     unit: str  # plural name of a sample, for the log
 
     def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
-                 optimizers: Sequence[torch.optim.Optimizer], auxiliary: Mapping[str, nn.Module] | None = None,
-                 about: Mapping[str, object] | None = None):
+                 optimizers: Sequence[torch.optim.Optimizer], data: Fingerprint,
+                 auxiliary: Mapping[str, nn.Module] | None = None, about: Mapping[str, object] | None = None):
         self.cfg, self.model, self.loader, self.evaluation_loaders = cfg, model, loader, evaluation_loaders
-        self.optimizers, self.auxiliary, self.about = optimizers, auxiliary or {}, about or {}
+        self.optimizers, self.data, self.auxiliary, self.about = optimizers, data, auxiliary or {}, about or {}
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
-        self.data = fingerprint(cfg, loader)
         self.monitor, self.meter = LossMonitor(loader), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.records: list[dict] = []
@@ -117,11 +116,11 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.board: SummaryWriter | None
         try:
             with scalar_board(output, first) if is_main() else nullcontext() as self.board, STOP.listening():
-                check_agreement("the training set", self.data)
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
-                    self._restore(resumed)
+                    with restoring(resumed.path):
+                        self._restore(resumed)
                 self._train()
         finally:
             self._stop_loading()
@@ -214,16 +213,21 @@ class Trainer(ABC, Generic[Model, Batch]):
             self._stop()
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log."""
-        groups = {name: values for prefix, name in GROUPS.items() if (values := group(means, prefix))}
-        single = {name: value for name, value in means.items() if not name.startswith(tuple(GROUPS))}
+        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log.
+
+        Values named "<group>/<name>" are a group of their own in the record.
+        """
+        single = {name: value for name, value in means.items() if "/" not in name}
+        prefixes = {name.partition("/")[0]: None for name in means if "/" in name}
+        groups = {"losses" if prefix == "loss" else prefix: group(means, f"{prefix}/") for prefix in prefixes}
         self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
         if self.board is None:
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
         write_records(self.records, self.output, self.board, scalars)
         if evaluation:
-            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
+            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            logger.info(Lines(title, *evaluation.table.splitlines()))
 
     def _stop(self) -> NoReturn:
         """Save the run and end it by `Stopped`."""
@@ -246,12 +250,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
 
     def _restore(self, resumed: Resumed) -> None:
-        """Set the state that `_save` wrote. Raises `UserError` where the training files or the model have changed since."""
+        """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
         state = resumed.state
-        if state["data"] != self.data:
-            raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
-                            f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
-                            "it began; put them back, or start another run.")
         fill_model(self.model, current_names(state["model"]), resumed.path)
         for name, module in self.auxiliary.items():
             module.load_state_dict(state[name])
@@ -261,6 +261,9 @@ class Trainer(ABC, Generic[Model, Batch]):
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.from_state(state["meter"], self.device)
+        sampler_of(self.loader).begin(self.epoch + 1)
+        if self.step > len(self.loader) or (self.step and not self.meter.totals):
+            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)} and means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

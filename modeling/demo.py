@@ -86,8 +86,9 @@ class DeMo(nn.Module):
         return getattr(self, self.selector_name) if self.selector_name else None
 
     def scalars(self) -> dict[str, float]:
-        """What a run records of the model after every epoch: "slimming/<stage>/<name>"."""
-        return {f"slimming/{name}": value for name, value in self.slimming.scalars().items()} if self.slimming else {}
+        """What a run records of the model after every epoch: "slimming/<stage>/<name>" and "<selector>/<name>"."""
+        parts = {"slimming": self.slimming, self.selector_name: self.selector}
+        return {f"{part}/{name}": value for part, module in parts.items() if module for name, value in module.scalars().items()}
 
     def forward(self, images: ByModality, cam_label: torch.Tensor,
                 return_pattern: int = 3) -> tuple[torch.Tensor | int, ...] | torch.Tensor:

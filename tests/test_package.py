@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, cli_args_for
+from PIL import Image
 
 from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.engine.run.record import commit
+from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.selectors.base import Score
 
 COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
@@ -83,7 +86,7 @@ def test_the_public_names_are_there(tmp_path):
                "print(*(getattr(demo_sdtps, name).__name__ for name in demo_sdtps.__all__))\n"
                "try:\n    demo_sdtps.nothing\nexcept AttributeError as error:\n    print(error)")
     done = python("-c", program, ROOT, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["MultiModalSDTPS add_config get_cfg load_cfg make_model patch",
+    assert done.stdout.splitlines() == ["Extractor MultiModalSDTPS add_config get_cfg load load_cfg make_model patch",
                                         "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
 
 
@@ -105,7 +108,12 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
     assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo", "demo_sdtps.train_net"], done.stderr
 
 
-def test_the_names_of_the_document_are_there():
+def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monkeypatch):
+    cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
+    save_checkpoint(tmp_path / "runs" / "demo" / "best.pth", cfg, make_model(cfg, 60, 4), 1)
+    for name in ("a.jpg", "b.png"):
+        Image.new("RGB", (40, 90)).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
     assert len(names) > 12
@@ -114,6 +122,7 @@ def test_the_names_of_the_document_are_there():
     found = {}
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(example, found)
+    assert found["features"].shape == (1, found["reid"].widths[3])
     assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1 and issubclass(found["Contrast"], Score)
 
 

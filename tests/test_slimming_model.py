@@ -16,7 +16,7 @@ from demo_sdtps.modeling.demo import missing_modalities, weighted_mean
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.selectors import position
 from demo_sdtps.modeling.selectors.base import Context
-from demo_sdtps.modeling.selectors.position import Position
+from demo_sdtps.modeling.selectors.position import Position, RunningDistinctness
 from demo_sdtps.tools.profile_flops import count_macs, tokens_of_hdm
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
@@ -218,6 +218,17 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     fresh = Position(tiny_cfg(), 8, (3, 2))
     fresh.load_state_dict(score.state_dict())
     assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
+
+
+def test_running_distinctness_is_from_the_mean_patch_of_the_images_so_far():
+    score, generator = RunningDistinctness(tiny_cfg(), 8, (3, 2)).train(), torch.Generator().manual_seed(0)
+    batches = [{name: torch.randn(2, 6, 8, generator=generator) for name in MODALITIES} for _ in range(3)]
+    for tokens in batches:
+        found = score.scores(Context(tokens, {}, (3, 2)))
+    for name in MODALITIES:
+        patches = torch.cat([tokens[name] for tokens in batches]).double()
+        expected = 1 - torch.cosine_similarity(batches[-1][name].double(), patches.mean(dim=(0, 1)), dim=-1)
+        assert torch.allclose(found[name].double(), expected, atol=1e-5)
 
 
 @torch.no_grad()

@@ -27,10 +27,10 @@ from io import StringIO
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import output_file, positive_int, run
-from demo_sdtps.config.files import write_json
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, run
+from demo_sdtps.config.files import temporaries, write_json
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.run.output import BEST, LAST, METRICS, PREVIOUS
+from demo_sdtps.engine.run.output import BEST, LAST, METRICS, OWN, PREVIOUS
 from demo_sdtps.tools import make_synthetic, make_synthetic_captions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,13 +60,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--command", choices=CLI_ARGS, default="train_net", help="command that is killed")
     made.add_argument("--epochs", type=positive_int, default=10, metavar="N", help="epochs of the training")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives other moments")
-    made.add_argument("--json", type=output_file(".json"), metavar="FILE", help="write the kills and the comparison as JSON")
+    add_output(made, "--json", ".json", help="write the kills and the comparison as JSON")
     made.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
+    check_outputs(options)
     with tempfile.TemporaryDirectory() as folder:
         found = kill_test(Path(folder), options)
     if options.json:
@@ -139,7 +140,7 @@ def killed(command: list[str], output: Path, options: argparse.Namespace, second
         # The expected sum of all delays is about the duration of the training.
         time.sleep(random.Random(f"{options.seed} {number}").uniform(0, 2 * seconds / (options.kills + 1)))
         if number % SAVING_EVERY == SAVING_EVERY - 1:
-            wait_until(process, (output / f"{LAST}.part").exists, interval=0.0005)
+            wait_until(process, lambda: bool(temporaries(output, (LAST,))), interval=0.0005)
         if process.poll() is not None:
             wait_for_end(process, log)
             return
@@ -225,8 +226,7 @@ def wait_for_end(process: subprocess.Popen, log: Path) -> None:
 
 def activity(output: Path) -> str:
     """What a killed run was doing, according to its files."""
-    saving = [path.name.removesuffix(".part") for path in sorted(output.glob("*.part"))]
-    if saving:
+    if saving := [name for name in OWN if temporaries(output, (name,))]:
         return f"saving {', '.join(saving)}"
     if not (output / LAST).exists():
         return "between two renames" if (output / PREVIOUS).exists() else "before the first save"

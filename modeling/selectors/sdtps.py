@@ -105,6 +105,9 @@ class SDTPS(GuidedScore, Selector):
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
         return self.other_score.parts(tokens, context) if self.other_score else super().parts(tokens, context)
 
+    def scalars(self) -> dict[str, float]:
+        return self.other_score.scalars() if self.other_score else {}
+
     def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
         """The aggregated tokens and the extra token, (B, N_c + 1, C), projected with MODEL.SDTPS_PROJECTION."""
         kept, extra, mask, decision, index = self.sparse(context).split(tokens, score)

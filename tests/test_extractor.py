@@ -1,0 +1,155 @@
+"""Features of own images: `demo_sdtps.load`."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import cli_args_for
+from PIL import Image
+
+import demo_sdtps
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.engine import extractor
+from demo_sdtps.engine.checkpoint import save_checkpoint
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools import export_features
+
+COUNT = 5
+
+
+@pytest.fixture(scope="module")
+def reid(trained):
+    return demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_root, tmp_path_factory):
+    """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = cli_args_for(tiny_root, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
+    cfg = load_cfg(words[1], words[2:])
+    torch.manual_seed(3)
+    model = make_model(cfg, 6, 4)
+    model.backbone.camera_embedding.data.normal_()
+    save_checkpoint(folder / "last.pth", cfg, model, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tiny_root):
+    """Paths of some gallery triplets by argument of `features`, sorted by name."""
+    folder = tiny_root / "RGBNT201" / "test"
+    return {name.lower(): sorted((folder / name).iterdir())[:COUNT] for name in MODALITIES}
+
+
+def cameras_of(files):
+    return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
+
+
+def exported(command, weights, tmp_path, pattern, *opts):
+    output = tmp_path / f"{pattern}.npz"
+    code, _, stderr = command(export_features.main, "--weight", weights / "last.pth", "--return_pattern", pattern,
+                              "--normalise", "--output", output, *opts)
+    assert code == 0, stderr
+    return np.load(output)["features"][:COUNT]
+
+
+@pytest.mark.parametrize("pattern", [1, 2, 3])
+def test_features_with_the_camera_are_those_of_export_features(reid, trained, files, command, tmp_path, pattern):
+    found = reid.features(**files, pattern=pattern, camera=cameras_of(files))
+    assert found.dtype == np.float32 and found.shape == (COUNT, reid.widths[pattern])
+    assert np.allclose(found, exported(command, trained, tmp_path, pattern), atol=1e-5)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
+def test_a_missing_modality_is_that_of_the_evaluation(reid, trained, files, command, tmp_path, missing):
+    """For all triplets by None in place of the images, and for some of them by None among the images."""
+    cameras, given = cameras_of(files), {name: paths for name, paths in files.items() if name not in missing}
+    found = reid.features(**given, camera=cameras)
+    letters = "".join(name[0] for name in missing)
+    assert np.allclose(found, exported(command, trained, tmp_path, 3, "TEST.MISS", letters), atol=1e-5)
+    mixed = {name: [None if name in missing and number % 2 else path for number, path in enumerate(paths)]
+             for name, paths in files.items()}
+    whole = reid.features(**files, camera=cameras)
+    expected = np.where(np.arange(COUNT)[:, None] % 2, found, whole)
+    assert np.allclose(reid.features(**mixed, camera=cameras), expected, atol=1e-5)
+
+
+def test_every_kind_of_image_gives_the_same(reid, files):
+    expected = reid.features(**files)
+    images = {name: [Image.open(path).convert("RGB") for path in paths] for name, paths in files.items()}
+    arrays = {name: np.stack([np.asarray(image) for image in found]) for name, found in images.items()}
+    tensors = {name: torch.from_numpy(found).permute(0, 3, 1, 2) for name, found in arrays.items()}
+    for given in (images, arrays, tensors, {name: found / 255 for name, found in tensors.items()},
+                  {name: list(map(str, paths)) for name, paths in files.items()}):
+        assert np.array_equal(reid.features(**given), expected)
+    for given in (files, images, arrays, tensors):
+        single = {name: found[1] for name, found in given.items()}
+        assert np.allclose(reid.features(**single), expected[1:2], atol=1e-6)
+    grey = arrays["ti"][..., 0]
+    as_colours = reid.features(ti=np.repeat(grey[..., None], 3, axis=3))
+    assert np.array_equal(reid.features(ti=[*grey]), as_colours)
+    assert np.array_equal(reid.features(ti=torch.from_numpy(grey)[:, None]), as_colours)
+
+
+def test_own_photos_of_any_name_and_size(reid, files, tmp_path):
+    expected = reid.features(rgb=files["rgb"][0])
+    photo = tmp_path / "my photo, really.png"
+    Image.open(files["rgb"][0]).save(photo)
+    assert np.array_equal(reid.features(rgb=photo), expected)
+    assert reid.features(rgb=np.full((301, 77, 3), 9, np.uint8)).shape == expected.shape
+
+
+def test_an_unknown_camera_has_the_mean_embedding(reid, trained, files):
+    other = demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu")
+    embedding = other.model.backbone.camera_embedding
+    embedding.data[:] = embedding.data.double().mean(dim=0)
+    expected = other.features(**files, camera=2)
+    assert np.allclose(reid.features(**files), expected, atol=1e-6)
+    assert not np.allclose(reid.features(**files, camera=2), expected, atol=1e-2)
+
+
+def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_process_left):
+    monkeypatch.setattr(extractor, "FEW", 2)
+    reid = demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu", "DATALOADER.NUM_WORKERS", 1, "TEST.IMS_PER_BATCH", 2)
+    found = reid.features(**files)
+    monkeypatch.undo()
+    assert np.allclose(found, reid.features(**files), atol=1e-6)
+
+
+def test_a_saved_model_gives_the_same_features_without_the_paths_of_its_training(reid, files, tiny_root, tmp_path):
+    reid.save_pretrained(tmp_path / "hub")
+    assert {path.name for path in (tmp_path / "hub").iterdir()} >= {"config.json", "model.safetensors"}
+    assert str(tiny_root) not in (tmp_path / "hub" / "config.json").read_text()
+    again = demo_sdtps.Extractor.from_pretrained(tmp_path / "hub")
+    assert np.array_equal(again.features(**files), reid.features(**files))
+
+
+BAD = {
+    "no image": (lambda files: {}, ["rgb, ni and ti are all None"]),
+    "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
+    "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{COUNT} of rgb", "2 of ti", "as many"]),
+    "a missing file": (lambda files: {"ni": "nowhere.jpg"}, ["nowhere.jpg", "cannot be read"]),
+    "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
+    "channels last": (lambda files: {"rgb": torch.zeros(32, 16, 3, dtype=torch.uint8)}, ["(32, 16, 3)", "(3, height, width)"]),
+    "large floats": (lambda files: {"rgb": np.full((32, 16, 3), 255.0)}, ["float64", "255", "0 to 1"]),
+    "not a number": (lambda files: {"rgb": np.full((32, 16, 3), np.nan)}, ["nan", "0 to 1"]),
+    "no image at all": (lambda files: {"rgb": [7]}, ["int", "a path, a PIL image"]),
+    "unknown camera": (lambda files: files | {"camera": 4}, ["camera is 4", "0 to 3"]),
+    "too few cameras": (lambda files: files | {"camera": [0, 1]}, ["2 cameras", f"{COUNT} triplets"]),
+    "unknown pattern": (lambda files: files | {"pattern": 4}, ["pattern is 4", "1 (original)"]),
+}
+
+
+@pytest.mark.parametrize("given, said", BAD.values(), ids=BAD)
+def test_what_cannot_be_used_is_told(reid, files, given, said):
+    with pytest.raises(UserError) as error:
+        reid.features(**given(files))
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_score_that_reads_masks_is_refused(trained):
+    with pytest.raises(UserError, match="'mask', which reads foreground masks"):
+        demo_sdtps.load(trained / "last.pth", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]", "MODEL.SLIM_SCORE",
+                        "mask", "INPUT.JOINT_AUGMENTATION", True)
