@@ -15,6 +15,7 @@ from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.printing import prepare_streams, print_error
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import naming_shortages
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
@@ -123,13 +124,14 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`. Where the reader
-    of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence.
+    Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`. Where
+    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence.
     """
     prepare_streams()
     try:
         try:
-            main()
+            with naming_shortages():
+                main()
         finally:
             _flush()
     except UserError as error:

@@ -1,5 +1,6 @@
 """Names that every package shares, and `UserError`."""
 import difflib
+import signal
 from collections.abc import Iterable
 
 MODALITIES = ("RGB", "NI", "TI")  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
@@ -13,6 +14,9 @@ CLIP_BACKBONE = "ViT-B-16"
 
 SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
+
+STOPPING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that ask a run to save and end; Windows has no SIGHUP."""
 
 
 class UserError(Exception):

@@ -171,6 +171,8 @@ KEYS = (
     Key("DATALOADER.NUM_WORKERS", -1, "processes that load images; 0: a thread instead; -1: one per CPU core, at most 8, and "
         "0 for images in memory on two cores or fewer", lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}"),
+    Key("DATALOADER.TIMEOUT", 1800.0, "seconds without any batch from the loading processes after which a command ends; 0: no "
+        "limit", *NOT_NEGATIVE),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),

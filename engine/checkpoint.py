@@ -15,6 +15,7 @@ from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
 from demo_sdtps.datasets import data_folders, reader_of
+from demo_sdtps.engine.run.stop import STOP
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
 from demo_sdtps.modeling.weights import from_demo, is_demo, not_floating, tensors_of
 
@@ -43,7 +44,8 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, prev
                     state: Mapping[str, object] | None = None) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
     content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
-    save_whole({**content, **(state or {})}, path, previous)
+    with STOP.writing():
+        save_whole({**content, **(state or {})}, path, previous)
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:

@@ -55,7 +55,7 @@ KEYS = (
     _shared("DATASETS.ROOT_DIR"),
     Key("DATASETS.LONG_CAPTIONS", "auto", "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no")),
-    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS")),
+    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
 
     _shared("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),

@@ -1,4 +1,5 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
+import json
 import os
 import shutil
 import signal
@@ -109,19 +110,22 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
-    """SIGTERM to torchrun, as a cluster sends it, somewhere in the run; the rest of it is as if nothing had happened."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
+    """SIGTERM to torchrun, as a cluster sends it, or SIGHUP of a lost terminal, somewhere in the run; the rest of it is as if
+    nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
     starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True)
     try:
         wait_for(starter, output / "metrics.json")
-        starter.send_signal(signal.SIGTERM)
+        starter.send_signal(number)
         starter.wait(180)
     finally:
         starter.kill()
         starter.stderr.close()
     assert (output / "last.pth").exists() and len(records_of(output)) < 3
+    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = torchrun("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert records_of(output) == records_of(trained[1])

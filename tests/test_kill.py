@@ -17,6 +17,23 @@ def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, capsys, comman
     assert f"{kills} kills" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_other_interruptions_do_what_they_should(tmp_path, monkeypatch):
+    """One of two starts at once is refused, SIGHUP saves, a full /dev/shm is named, and the run ends as without them."""
+    monkeypatch.setattr(kill_test, "KINDS", (kill_test.TWO_STARTS, kill_test.HANG_UP, kill_test.FULL))
+    kill_test.main(["--kills", "3", "--epochs", "3", "--json", str(tmp_path / "x.json")])
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert not found["differences"] and {kill["kind"] for kill in found["kills"]} == {*kill_test.KINDS}
+
+
+def test_each_round_of_kills_has_all_kinds():
+    size = len(kill_test.KINDS)
+    for seed in range(3):
+        kinds = [kill_test.kind_of(seed, number) for number in range(3 * size)]
+        assert {*kinds} == {*kill_test.KINDS} and kinds[:size] != kinds[size:2 * size]
+        assert all(sorted(kinds[start:start + size]) == sorted(kill_test.KINDS) for start in range(0, 3 * size, size))
+
+
 def test_a_run_that_ends_before_its_kill_is_followed_by_another(tmp_path, monkeypatch):
     """The first run here is over before each of its kills; the others are as long as wanted."""
     asked = []
@@ -45,7 +62,7 @@ def test_differences_are_found(tmp_path):
 
 
 def test_the_table_says_whether_runs_differ():
-    kill = {"run": 1, "after": 0.5, "during": "saving last.pth", "log": "from the beginning"}
+    kill = {"kind": "SIGKILL", "run": 1, "after": 0.5, "during": "saving last.pth", "log": "from the beginning"}
     found = {"command": "train_net", "epochs": 2, "runs": 1, "kills": [kill], "differences": []}
     assert "bit for bit" in kill_test.table(found) and "1 of them while saving" in kill_test.table(found)
     assert "DIFFER from" in kill_test.table(found | {"differences": ["run 1: metrics.json"]})

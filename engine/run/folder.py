@@ -16,7 +16,7 @@ from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main
 from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output, remove_temporaries
 from demo_sdtps.engine.run.record import track_run
 from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.stop import Stopped
+from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import log_to
 
 REPLACE_RUN = "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged"  # of --overwrite
@@ -55,7 +55,7 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
     """
     all_gather_object(None)  # wait: another process may still read what is replaced
     if not is_main():
-        with suppress(Stopped):
+        with suppress(Stopped), STOP.listening():
             yield Path(cfg.OUTPUT_DIR)
         return
     output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
@@ -75,4 +75,5 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
                 yield output
                 logger.info("the run is in %s", output)
         except Stopped:
-            logger.info("stopped by SIGTERM, the run is saved in %s; the same command with RESUME auto continues it", output)
+            logger.info("stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
+                        STOP.requested or "a signal to another process", output)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json, write_json
+from demo_sdtps.config.shortage import shortage
 from demo_sdtps.engine.run.output import LAST, PREVIOUS, RECORD
 from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.stop import Stopped
+from demo_sdtps.engine.run.stop import STOP, Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
@@ -28,7 +30,8 @@ MACHINE = ("device", "name", "cpu", "threads")
 KINDS = {"status": str, "command": str, "versions": dict, "machine": dict, "resumptions": list, "commit": str | None,
          "changed": bool | None, "seconds": int | float}
 """Types of the entries of run.json that are read again."""
-STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
+INTERRUPTED = "interrupted"
+STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: INTERRUPTED}
 """Status of a run by the exception that ended it; any other is a failure."""
 
 logger = logging.getLogger(__name__)
@@ -50,15 +53,25 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
                            ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()))
         record = with_resumption(record, before, resumed)
     started = time.perf_counter()
-    write_json(output / RECORD, record)
-    try:
-        yield
-    except BaseException as error:
-        ended = {"status": STATUS_OF.get(type(error), "failed"), **({"error": str(error)} if str(error) else {})}
+
+    def end(status: str, error: str = "") -> None:
+        ended = {"status": status, **({"error": error} if error else {}), "seconds": time.perf_counter() - started}
+        write_json(output / RECORD, record | ended)
+
+    def mark(status: str, error: str) -> None:
         with suppress(UserError):  # the error that ended the run, perhaps a full disk, is reported already
-            write_json(output / RECORD, record | ended | {"seconds": time.perf_counter() - started})
-        raise
-    write_json(output / RECORD, record | {"status": FINISHED, "seconds": time.perf_counter() - started})
+            end(status, error)
+
+    with STOP.listening(partial(mark, INTERRUPTED)):
+        write_json(output / RECORD, record)
+        try:
+            yield
+        except BaseException as error:
+            STOP.is_ending = True  # Ctrl-C does not interrupt the record
+            mark(STATUS_OF.get(type(error), "failed"), shortage(error) or str(error))
+            raise
+        STOP.is_ending = True
+        end(FINISHED)
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, get_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import shortage
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
 from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
@@ -20,7 +21,7 @@ from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_to
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
     "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what is in it
-    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how data are read
+    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
 )
@@ -126,7 +127,9 @@ def _read(path: Path) -> Mapping:
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
         state = load_torch(path)
-    except LOAD_ERRORS:
+    except LOAD_ERRORS as error:
+        if shortage(error):  # the file may be whole
+            raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
     wrong = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)] or [
