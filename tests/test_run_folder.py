@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, ROOT, SMALL, cli_args_for, contents
+from commands import CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL, cli_args_for, contents
 from interrupted import at
 from seps_tiny import cli_args_for as seps_cli_args_for
 from test_distributed import torchrun
@@ -229,7 +229,8 @@ def test_a_study_waits_for_another_with_the_same_runs(tmp_path, monkeypatch, cap
         while "waiting" not in caplog.text:
             time.sleep(0.01)
         folder.mkdir()
-        (folder / "run.json").write_text('{"status": "finished"}')
+        (folder / "metrics.json").write_text(json.dumps([EPOCH]))
+        (folder / "run.json").write_text(json.dumps(RUN))
     second.join()
     assert outcome == [(variant, 1, "")] and not processes.alive
     assert caplog.text.count(f"The run {folder} is in use by process {os.getpid()}") == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
+from commands import BASELINE, CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL
 from interrupted import call
 from PIL import Image
 from reference import statistics as reference
@@ -181,12 +181,6 @@ def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "train_net.py" not in "".join(line for line in left.splitlines() if str(tiny_root) in line and "10000" in line)
     assert not list(tmp_path.rglob("study.md"))
-
-
-RUN = {"status": "finished", "versions": {"torch": "2"}, "machine": {"device": "cpu", "name": "x", "cpu": "y", "threads": 1},
-       "commit": None, "changed": None, "seconds": 3.0}
-EPOCH = {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "patterns": {
-    pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"}}
 
 
 @pytest.mark.parametrize(("record", "records", "said"), [
