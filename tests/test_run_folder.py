@@ -29,8 +29,8 @@ import os, sys, time
 from pathlib import Path
 from demo_sdtps.config.lock import locked
 with locked(Path(sys.argv[1]), "it"):
-    if os.fork():
-        print(os.getpid(), flush=True)
+    if not os.fork():
+        print(os.getppid(), flush=True)  # by the child, which has closed its copy of the lock by now
     time.sleep(60)
 """
 LAST_LINE = -1
