@@ -33,7 +33,7 @@ $(INSTALLED): setup.py constraints.txt
 demo: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
-	$(PY) tools/report.py --run runs/demo
+	$(PY) tools/report.py --overwrite --run runs/demo
 
 demo-seps: setup
 	$(PY) tools/make_synthetic_captions.py --root data --overwrite
@@ -43,10 +43,10 @@ demo-seps: setup
 study: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
-	code=0; for study in studies/*.yml; do $(PY) tools/study.py $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
+	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 bench: setup
-	$(PY) benchmarks/run.py --json runs/benchmark.json
+	$(PY) benchmarks/run.py --overwrite --json runs/benchmark.json
 
 test: setup
 	$(TEST) -m "not slow"

@@ -7,8 +7,9 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 
-from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.engine.evaluation.reports import missing_table, reid_caption, reid_record, reid_table
@@ -20,17 +21,16 @@ def main() -> None:
                            "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
                            checkpoint=weight_flag())
-    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in [0, 1]")
+    add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     arguments, cfg = parse(parser)
-    if arguments.json:
-        check_output_file(arguments.json, ".json")
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
     caption = reid_caption(cfg, data)
-    print(caption, missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS]), sep="\n")
     if arguments.json:
         write_json(arguments.json, {"caption": caption, "cases": cases})
+    table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
+    print_lines(caption, *table.splitlines())
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 
-from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.config.files import check_output_file, write_json
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.seps.evaluation import EXAMPLE, evaluate_retrieval, load_seps_and_data, retrieval_caption
+from demo_sdtps.seps.evaluation import EXAMPLE, data_folders, evaluate_retrieval, load_seps_and_data, retrieval_caption
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
@@ -19,16 +20,14 @@ def main() -> None:
     parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
                            "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
                            "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
-                           SEPS_SCHEMA, weight_flag(EXAMPLE))
-    parser.add_argument("--json", type=Path, metavar="X.json", help="write the numbers there as well, in percent")
+                           SEPS_SCHEMA, weight_flag(EXAMPLE, data_folders))
+    add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     arguments, cfg = parse(parser)
-    if arguments.json:
-        check_output_file(arguments.json, ".json")
     model, data = load_seps_and_data(cfg)
     measures, caption = evaluate_retrieval(model, data), retrieval_caption(cfg, data)
-    print(caption, percent_table({cfg.TEST.SPLIT: measures}), sep="\n")
     if arguments.json:
         write_json(arguments.json, {"caption": caption, cfg.TEST.SPLIT: measures})
+    print_lines(caption, *percent_table({cfg.TEST.SPLIT: measures}).splitlines())
 
 
 if __name__ == "__main__":

@@ -11,14 +11,18 @@ import logging
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import config_parser, parse, run
-from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, run
+from demo_sdtps.config.load import flat
+from demo_sdtps.config.printing import print_lines
+from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
-from demo_sdtps.engine.reid import ReIDTrainer
-from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.reid import ReIDTrainer, data_files
+from demo_sdtps.engine.run.data import check_data
+from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
+from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
@@ -35,25 +39,27 @@ def main() -> None:
         "Train a model and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), "
         "metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    add_overwrite(parser, REPLACE_RUN)
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments, cfg = parse(parser)
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-    with processes():
+    with processes(), locked_output(cfg, data_folders(cfg)):
         train_run(cfg, arguments.overwrite)
 
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Start or resume the run of `cfg`, in each of the connected processes."""
+    check_agreement({**flat(cfg), "--overwrite": overwrite}, "start all of them with the same configuration")
     selector_name(cfg)  # an unknown one is rejected before any data are read
     device = choose_device(cfg)
     resumed = find_run(cfg, overwrite)
-    check_agreement("what OUTPUT_DIR holds", resumed and resumed.progress)
+    check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):
         if is_main():
-            print(resumed.all_done)
+            mark_finished(resumed)
+            print_lines(resumed.all_done)
         return
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
@@ -67,14 +73,16 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     loader = train_loader(cfg, splits["train"])
     sampler_of(loader).share = share
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+    data = check_data(cfg, resumed, loader, data_files(cfg, splits))
 
     # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
-        for warning in data_warnings(cfg, splits["train"], test_data):
+        logger.info(data.report)
+        for warning in (*data.warnings, *data_warnings(cfg, splits["train"], test_data)):
             logger.warning(warning)
         logger.info(report)
-        ReIDTrainer(cfg, model.to(device), loader, test_data).run(output, resumed)
+        ReIDTrainer(cfg, model.to(device), loader, test_data, data.fingerprint).run(output, resumed)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,22 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import logging
 
-from demo_sdtps.config.cli import config_parser, parse, run
+from yacs.config import CfgNode
+
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.distributed import check_single
-from demo_sdtps.engine.run.folder import run_folder
+from demo_sdtps.engine.run.data import check_data
+from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
+from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import caption_loader
-from demo_sdtps.seps.evaluation import data_warnings, make_retrieval_data, read_caption_splits
+from demo_sdtps.seps.evaluation import data_folders, data_warnings, make_retrieval_data, read_caption_splits
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.seps.training import SEPSTrainer
+from demo_sdtps.seps.training import SEPSTrainer, data_texts
 
 logger = logging.getLogger("train_seps")
 
@@ -28,14 +33,20 @@ def main() -> None:
         "Train SEPS on images with captions and evaluate it as it learns. OUTPUT_DIR receives config.yml, run.json (seed, "
         "commit, versions), metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    add_overwrite(parser, REPLACE_RUN)
     arguments, cfg = parse(parser)
-
     check_single("train_seps.py")
+    with locked_output(cfg, data_folders(cfg)):
+        train_run(cfg, arguments.overwrite)
+
+
+def train_run(cfg: CfgNode, overwrite: bool) -> None:
+    """Start or resume the run of `cfg`."""
     device = choose_device(cfg)
-    resumed = find_run(cfg, arguments.overwrite, SEPS_SCHEMA)
+    resumed = find_run(cfg, overwrite, SEPS_SCHEMA)
     if resumed and resumed.is_finished(cfg):
-        print(resumed.all_done)
+        mark_finished(resumed)
+        print_lines(resumed.all_done)
         return
     splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
@@ -44,16 +55,19 @@ def main() -> None:
     loader = caption_loader(cfg, splits["train"], tokenizer)
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    files = {f"{name} images": split.paths for name, split in splits.items()}
+    data = check_data(cfg, resumed, loader, files, data_texts(splits, {"train": loader, "dev": dev, "test": test}))
 
     # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         sizes = (f"{len(split.captions)} captions of {len(split.paths)} images to {name}" for name, split in splits.items())
         logger.info("%s: %s, %s long captions", cfg.DATASETS.NAMES, ", ".join(sizes),
                     "with" if splits["train"].long_captions else "without")
-        for warning in data_warnings(splits):
+        logger.info(data.report)
+        for warning in (*data.warnings, *data_warnings(splits)):
             logger.warning(warning)
         logger.info(report)
-        SEPSTrainer(cfg, model.to(device), loader, dev, test).run(output, resumed)
+        SEPSTrainer(cfg, model.to(device), loader, dev, test, data.fingerprint).run(output, resumed)
 
 
 if __name__ == "__main__":

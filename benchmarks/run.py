@@ -20,7 +20,7 @@ from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import output_file, run
+from demo_sdtps.config.cli import add_output, check_outputs, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
@@ -51,8 +51,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
-    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write the numbers as JSON too")
+    add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
+    check_outputs(arguments)
     for part in arguments.parts:
         if part not in PARTS:
             raise UserError(f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}.")
@@ -63,9 +64,9 @@ def main() -> None:
     record = {"command": command(), **commit(), "versions": versions(device), "quick": arguments.quick,
               "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None},
               "parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
-    print(as_report(record))
     if arguments.json:
         write_json(arguments.json, record)
+    print(as_report(record))
 
 
 def as_report(record: dict) -> str:

@@ -1,19 +1,25 @@
 """Shared parts of all commands: flags of the configuration, and error messages."""
 import argparse
+import errno
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError, printable
+from demo_sdtps.config.common import UserError
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
+from demo_sdtps.config.printing import prepare_streams, print_error
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import naming_shortages
 
+OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
 """Errors of torch, which is not imported here, on CUDA and on a CPU."""
 
@@ -38,16 +44,33 @@ def positive_int(text: str) -> int:
 positive_int.__name__ = "whole number"  # shown by argparse where int() fails
 
 
-def output_file(suffix: str) -> Callable[[str], Path]:
-    """Type of a flag for argparse: a file with this suffix that can be written. Raises `UserError`."""
-    return lambda text: check_output_file(Path(text), suffix)
+def add_overwrite(parser: argparse.ArgumentParser, meaning: str = OVERWRITE) -> None:
+    """Add the flag --overwrite."""
+    parser.add_argument("--overwrite", action="store_true", help=meaning)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str, suffix: str, **options: Any) -> None:
+    """Add a flag, or an argument, for a file to write that ends in `suffix`; with the first of a parser --overwrite too."""
+    outputs = parser.get_default("outputs")
+    if outputs is None:
+        parser.set_defaults(outputs=(outputs := {}))
+        add_overwrite(parser)
+    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{suffix}"} | options).dest] = suffix
+
+
+def check_outputs(arguments: argparse.Namespace, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise `UserError` where a file of `add_output` cannot be written, exists without --overwrite, or is or lies in one of
+    the `inputs`, files and folders that the command reads. To be called before any work; `parse` does."""
+    for name, suffix in arguments.outputs.items():
+        if path := getattr(arguments, name):
+            check_output_file(path, suffix, arguments.overwrite, inputs)
 
 
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
-    `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
-    checkpoint.
+    `gives` describes its value, `key` is the equivalent configuration key, `stored` reads the configuration from the
+    checkpoint, and `inputs` are the files and folders that the command reads: no output may be one of them or lie in one.
     """
 
     name: str
@@ -55,6 +78,7 @@ class CheckpointFlag(NamedTuple):
     gives: str
     key: str
     stored: Callable[[Path], StoredText]
+    inputs: Callable[[CfgNode], list[str | Path]] = lambda cfg: []
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
@@ -78,7 +102,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments of a `config_parser`, and the checked configuration. Raises `UserError`."""
+    """Arguments of a `config_parser`, and the checked configuration. Raises `UserError`, also for outputs (`check_outputs`)."""
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
     arguments = parser.parse_intermixed_args([f" {arg}" if NEGATIVE.fullmatch(arg) else arg for arg in sys.argv[1:]])
     pairs, checkpoint = list(pairs_of([arg.strip() for arg in arguments.opts])), arguments.checkpoint
@@ -91,24 +115,37 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
             raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                             f"--config_file a YAML file such as {arguments.schema.example}.")
         config = checkpoint.stored(Path(path))
-    return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
+    cfg = load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
+    if "outputs" in arguments:
+        check_outputs(arguments, [arguments.config_file, *checkpoint.inputs(cfg)])
+    return arguments, cfg
 
 
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system (name too long, folder not readable, out of memory) are reported like a `UserError`.
+    Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`. Where
+    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence.
     """
+    prepare_streams()
     try:
-        main()
+        try:
+            with naming_shortages():
+                main()
+        finally:
+            _flush()
     except UserError as error:
-        _fail(str(error))
+        _fail(error.args[0])
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of the output (head, less) has ended
-        sys.stderr.close()
+    except BrokenPipeError:
+        _stop_printing()
+        sys.exit(141)  # 128 + SIGPIPE, as the shell reports it
     except OSError as error:
+        if error.filename is None and error.errno in DISK_ERRORS:  # files that are written report theirs themselves
+            _stop_printing()
+            _fail(f"The standard output cannot be written ({error.strerror}); free some space or send it elsewhere.")
         if error.filename is None:
             raise
         _fail(f"{error.filename}: the system says {error.strerror!r}; correct the path, its rights or the disk.")
@@ -118,6 +155,16 @@ def run(main: Callable[[], None]) -> None:
         _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
 
 
+def _flush() -> None:
+    if sys.stdout:
+        sys.stdout.flush()
+
+
+def _stop_printing() -> None:
+    """Drop what the standard output still holds, which Python would otherwise try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(sentence: str) -> None:
-    sys.stderr.write("error: " + "\n".join(map(printable, sentence.split("\n"))) + "\n")
+    print_error(sentence)
     sys.exit(2)

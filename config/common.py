@@ -1,5 +1,6 @@
 """Names that every package shares, and `UserError`."""
 import difflib
+import signal
 from collections.abc import Iterable
 
 MODALITIES = ("RGB", "NI", "TI")  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
@@ -14,6 +15,9 @@ CLIP_BACKBONE = "ViT-B-16"
 SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
 
+STOPPING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that ask a run to save and end; Windows has no SIGHUP."""
+
 
 class UserError(Exception):
     """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and
@@ -24,8 +28,3 @@ def nearest(value: object, known: Iterable[object]) -> str:
     """"; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
     near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
     return f"; the nearest is {near[0]!r}" if near else ""
-
-
-def printable(text: str) -> str:
-    """`text` (a file name, say) with control characters escaped, so that they neither break the line nor reach the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,31 +1,66 @@
 """Output files: checked before the work, written atomically."""
 import json
 import os
-from collections.abc import Iterator
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from demo_sdtps.config.common import UserError
+from demo_sdtps.config.lock import check_lock
 
 
-def check_output_file(path: Path, suffix: str) -> Path:
-    """`path`. Raises `UserError` where no file with this suffix can be written; its folder need not exist yet."""
+def check_output_file(path: Path, suffix: str, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> Path:
+    """`path`. Raises `UserError` where no file with this suffix can be written, where one exists that `overwrite` does not
+    allow to replace, and always for a link, a pipe or a device and for one of the `inputs`; its folder need not exist yet."""
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
+    check_regular(path)
+    check_apart(f"The output {path}", path, inputs)
+    if path.exists() and not overwrite:
+        raise UserError(f"The output {path} already exists; choose another, or pass --overwrite to replace it.")
     return path
+
+
+def check_regular(path: Path) -> None:
+    """Raise `UserError` where `path` exists and is not a regular file: a link or a pipe would be replaced, not written to."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise UserError(f"The output {path} exists and is not a regular file (a link, pipe, device or folder), so it is not "
+                        "replaced; remove it or choose another.")
+
+
+def check_apart(what: str, path: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise `UserError` where `path` is one of the `inputs`, or lies in one that is a folder, also by way of links."""
+    resolved = path.resolve()
+    places = [place for place in (resolved, *resolved.parents) if place.exists()]
+    for entry in map(str, filter(None, inputs)):
+        # Subfolders too: they may be links to other places.
+        within = [entry, *(os.path.join(where, name) for where, names, _ in os.walk(entry) for name in names)]
+        if any(os.path.samefile(one, place) for one in within if os.path.exists(one) for place in places):
+            relation = "lies in" if os.path.isdir(entry) else "is"
+            raise UserError(f"{what} {relation} {entry}, which this command reads, so it is not written; choose another.")
 
 
 @contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """Temporary path in the same folder (created if missing) that replaces `path` at the end, or is removed on failure.
+    """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure.
 
-    The old file is kept as `previous`, if given. Raises `UserError` where it cannot be written, such as on a full disk.
+    The old file is kept as `previous`, if given. Raises `UserError` where it cannot be written, such as on a full disk, where
+    what exists is not a regular file, and where the folder of a run was removed during the run (`check_lock`).
     """
-    temporary = path.with_name(path.name + ".part")
+    check_lock(path.parent)
+    # A random name: nothing else has it, and what a killed process leaves is in nobody's way.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
+        for target in (path, previous):
+            if target:
+                check_regular(target)
         path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666))
         yield temporary
         # Flushed before the rename: after a loss of power the name could otherwise belong to an empty file.
         _sync(temporary)
@@ -41,6 +76,12 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def temporaries(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The files of `atomic_write` in a folder, for outputs of these names; after a kill they are left over."""
+    name = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{16}}\.part")
+    return [path for path in sorted(folder.glob("*.part")) if name.fullmatch(path.name)]
+
+
 def _sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk, where the system supports it."""
     if path.is_dir() and os.name == "nt":
@@ -53,10 +94,10 @@ def _sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON file; None for a missing, damaged or truncated file."""
+    """Content of a JSON file; None for one that is missing, damaged, truncated or nested too deep."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -129,6 +129,11 @@ def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{name}", value
 
 
+def flat(cfg: CfgNode, schema: Schema = DEMO_SCHEMA) -> dict[str, object]:
+    """Full keys of a configuration and their values, as a YAML file of it holds them."""
+    return dict(flatten(yaml.safe_load(cfg.dump()), schema))
+
+
 def _set(cfg: CfgNode, schema: Schema, name: str, value: object, source: str) -> None:
     keys = schema.by_name
     if name not in keys:

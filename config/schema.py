@@ -50,11 +50,12 @@ NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
 AMP = ("auto", "bf16", "fp16", "off")
-LONGEST_SIDE, MOST_WORKERS = 4096, 256
+LONGEST_SIDE, MOST_WORKERS, WIDEST = 4096, 256, 8192
 
 
 POSITIVE = (lambda value: 0 < value < math.inf, "greater than 0")
 NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "0 or greater")
+WIDTH = (lambda value: 0 < value <= WIDEST, f"greater than 0, at most {WIDEST}")
 RATIO = (lambda value: 0 < value <= 1, "in (0, 1]")
 PROBABILITY = (lambda value: 0 <= value <= 1, "in [0, 1]")
 BELOW_ONE = (lambda value: 0 <= value < 1, "in [0, 1)")
@@ -110,7 +111,7 @@ KEYS = (
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
         "each into the patch most like it"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),
-    Key("MODEL.SLIM_HIDDEN", 64, "hidden width of SLIM_SCORE supervised", *POSITIVE),
+    Key("MODEL.SLIM_HIDDEN", 64, "hidden width of SLIM_SCORE supervised", *WIDTH),
     Key("MODEL.SLIM_TAU", 1.0, "temperature of the straight-through gradient of SLIM_SCORE learned; 0: a gradient through the "
         "extra token alone", *NOT_NEGATIVE),
     Key("MODEL.SLIM_DISTIL", 0.0, "weight of the loss that draws SLIM_SCORE learned to what the class token attends to in the "
@@ -152,7 +153,8 @@ KEYS = (
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] of the images in evaluation; as in training", *SIZE),
     Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
     Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
-    Key("INPUT.PADDING", 10, "pixels of padding before the random crop", *NOT_NEGATIVE),
+    Key("INPUT.PADDING", 10, "pixels of padding before the random crop",
+        lambda value: 0 <= value <= LONGEST_SIDE, f"0 or greater, at most {LONGEST_SIDE}"),
     Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for the three modalities of a triplet, so that a "
         "patch is the same place in each"),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that images in [0, 1] are normalised with", three_numbers,
@@ -169,6 +171,8 @@ KEYS = (
     Key("DATALOADER.NUM_WORKERS", -1, "processes that load images; 0: a thread instead; -1: one per CPU core, at most 8, and "
         "0 for images in memory on two cores or fewer", lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}"),
+    Key("DATALOADER.TIMEOUT", 1800.0, "seconds without any batch from the loading processes after which a command ends; 0: no "
+        "limit", *NOT_NEGATIVE),
     Key("DATALOADER.SAMPLER", "softmax_triplet", "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
         "softmax: shuffled triplets, without the triplet loss", ("softmax_triplet", "softmax")),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch (SAMPLER softmax_triplet)", *POSITIVE),

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import printable
 
 SPLITS = ("train", "query", "gallery")
+
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
+           ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".jpf", ".jpc", ".j2c")
+"""Endings of the formats that `images.decode` reads."""
+MAX_NAMED = 3  # files that a warning names
 
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data sets (MSVR310, MSVWild863)
 
@@ -53,10 +57,13 @@ class Naming:
     first_camera: int = 1  # its number in the file names
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
-        """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match."""
-        match = self.pattern.fullmatch(Path(paths[0]).name)
+        """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match.
+
+        The pattern is one of names that end in .jpg; another ending counts as that.
+        """
+        match = self.pattern.fullmatch(Path(paths[0]).stem + ".jpg")
         if not match:
-            raise UserError(f"The image {printable(paths[0])} does not follow the data set's names such as {self.example} "
+            raise UserError(f"The image {paths[0]} does not follow the data set's names such as {self.example} "
                             f"({self.meaning}); rename or remove it.")
         parsed = {name: int(value) for name, value in match.groupdict().items()}
         parsed["camera"] -= self.first_camera
@@ -96,33 +103,62 @@ def subfolders(parent: Path) -> list[Path]:
         return []
 
 
-def image_names(folder: Path) -> set[str]:
-    """Names of the images in a folder, unordered. Raises `UserError` for a missing folder or an image that is no file."""
+def image_names(folder: Path) -> dict[str, str]:
+    """Names of the images in a folder by their stems, unordered.
+
+    Raises `UserError` for a missing folder, an image that is no file, and two images of the same stem.
+    """
     try:
         with os.scandir(existing(folder)) as entries:
             found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
-                     for entry in entries if entry.name.endswith(".jpg")}
+                     for entry in entries if is_image(entry.name)}
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be read ({error.strerror}).") from None
-    # Checked before opening: opening a named pipe would block.
+    names: dict[str, str] = {}
     for name, is_file in found.items():
+        # Checked before opening: opening a named pipe would block.
         if not is_file:
             raise UserError(f"The image {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
                             "its triplet.")
-    return set(found)
+        if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
+            raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
+                            "image of a triplet; remove one of them.")
+    return names
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name ends like that of an image, in small or large letters."""
+    return os.path.splitext(name)[1].lower() in ENDINGS
+
+
+def unread_warning(samples: Iterable[Sample]) -> list[str]:
+    """A warning, if any, of the files that the readers have left out, as their names do not end like an image's."""
+    folders = {os.path.dirname(path) for sample in samples for path in sample.paths}
+    unread = sorted(entry.path for folder in folders for entry in os.scandir(folder)
+                    if not entry.is_dir() and not entry.name.startswith(".") and not is_image(entry.name))
+    more = ", …" if len(unread) > MAX_NAMED else ""
+    return [f"WARNING: {len(unread)} files in the folders of the images are not read, as their names do not end like those of "
+            f"images (.jpg, .png, …): {', '.join(unread[:MAX_NAMED])}{more}; convert or rename them if they belong to triplets."
+            ] if unread else []
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """Sorted paths of the triplets in `folder`, by folder name of each modality. Raises `UserError` for a missing image."""
+    """Paths of the triplets in `folder`, by folder name of each modality, sorted by the name of the first.
+
+    The images of a triplet have the same name, but for the ending. Raises `UserError` for a missing image, or one that is there
+    twice.
+    """
     found = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
-    for name in sorted(set().union(*found.values())):
-        missing = [modality for modality in MODALITIES if name not in found[modality]]
+    for stem in sorted({stem for images in found.values() for stem in images}):
+        missing = [modality for modality in MODALITIES if stem not in found[modality]]
         if missing:
             there = next(modality for modality in MODALITIES if modality not in missing)
+            name = found[there][stem]
             raise UserError(f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
                             f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
                             f"images such as {folder / names[there] / name}.")
-    return [tuple(str(folder / names[modality] / name) for modality in MODALITIES) for name in sorted(found["RGB"])]
+    return [tuple(str(folder / names[modality] / found[modality][stem]) for modality in MODALITIES)
+            for stem, _ in sorted(found[MODALITIES[0]].items(), key=lambda image: image[1])]
 
 
 def identity_labels(samples: Iterable[Sample]) -> dict[int, int]:

@@ -17,7 +17,9 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
+from demo_sdtps.config.shortage import shortage
 from demo_sdtps.datasets.base import Sample
 
 Paths = tuple[str, ...]
@@ -90,8 +92,8 @@ def verify(samples: Iterable[Sample]) -> None:
     paths = sorted({path for sample in samples for path in sample.paths})
     errors = [error for error in _parallel(_error_of, paths, "verifying images") if error]
     if errors:
-        raise UserError(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:"
-                        + "".join(f"\n  {error}" for error in errors))
+        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
+                              *(f"  {error}" for error in errors)))
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:
@@ -132,6 +134,8 @@ def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
                 raise ValueError(f"its {image.width}×{image.height} pixels are too many")
             yield image
     except Exception as error:  # Pillow raises many types of errors for damaged files
+        if isinstance(error, MemoryError) or shortage(error):  # the image is not to blame
+            raise
         reason = getattr(error, "strerror", None) or (" ".join(str(error).split()) if os.path.getsize(path) else "it is empty")
         raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None
 

@@ -15,7 +15,7 @@ WIDTH = 3 * 256
 def read(root: Path, split: str) -> list[Sample]:
     """Samples of a split without junk images. Raises `UserError`, also for an image of another width."""
     folder = root / "RGBNT100" / "rgbir" / FOLDERS[split]
-    samples = [NAMING.sample((str(folder / name),)) for name in sorted(image_names(folder))]
+    samples = [NAMING.sample((str(folder / name),)) for name in sorted(image_names(folder).values())]
     samples = [sample for sample in samples if sample.identity != JUNK]
     # An image of another width would be split at wrong columns without an error.
     check_widths([sample.paths[0] for sample in samples], WIDTH)

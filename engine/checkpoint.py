@@ -1,7 +1,6 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
 import logging
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,12 @@ from demo_sdtps.config.cli import CheckpointFlag
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
-from demo_sdtps.datasets import reader_of
-from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, tensors_of
+from demo_sdtps.datasets import data_folders, reader_of
+from demo_sdtps.engine.run.stop import STOP
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
+from demo_sdtps.modeling.weights import from_demo, is_demo, not_floating, tensors_of
 
 MAX_NAMED = 3
-ZIP = b"PK\x03\x04"  # first bytes of a zip archive, the format of torch.save
 MOST_CAMERAS = 10_000  # a larger number of cameras means a damaged file
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
@@ -44,7 +44,8 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, prev
                     state: Mapping[str, object] | None = None) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
     content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
-    save_whole({**content, **(state or {})}, path, previous)
+    with STOP.writing():
+        save_whole({**content, **(state or {})}, path, previous)
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
@@ -69,10 +70,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:
-        try:
+        with usable(path):
             weights = from_demo(weights)
-        except ValueError as error:
-            raise UserError(f"The weights {path} are incomplete: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
@@ -89,12 +88,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
     """The weights in a torch file, and its whole content. Raises `UserError` where it is missing or cannot be read."""
     content = _load(path, example)
-    return tensors_of(content), content if isinstance(content, Mapping) else {}
+    with usable(path):
+        return tensors_of(content), content if isinstance(content, Mapping) else {}
 
 
-def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
-    """The flag --weight; `example` is the checkpoint that errors suggest."""
-    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example))
+def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
+    """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
+    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", partial(stored_config, example=example),
+                          lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
 
 
 def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:
@@ -113,12 +114,7 @@ def _load(path: Path, example: str, without_weights: bool = False) -> object:
     if not path.is_file():
         raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
     try:
-        with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
-            warnings.simplefilter("ignore")
-            # Memory-mapped weights stay on disk; files from before torch 1.6 are no zip archives and cannot be mapped.
-            with open(path, "rb") as file:
-                mmap = without_weights and file.read(len(ZIP)) == ZIP
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        return load_torch(path, without_weights)
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
                         "file is damaged or cut short); give another file.") from None
@@ -178,6 +174,7 @@ def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) 
     problems += [f"{name} is not part of the model" for name in found if name not in expected]
     problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
                  for name in expected if name in found and found[name].shape != expected[name].shape]
+    problems += not_floating(found, expected)
     if problems:
         more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
         raise UserError(f"The weights {path} do not fit the configuration's model: "

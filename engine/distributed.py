@@ -4,7 +4,8 @@ In a single process every function here does nothing. Several processes share ea
 statistics and rankings are those of the whole batch.
 """
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import print_error
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.modeling.collectives import gather, synchronise
 
@@ -150,8 +152,28 @@ def any_rank(*flags: bool) -> list[bool]:
     return tensor.bool().tolist()
 
 
-def check_agreement(what: str, seen: object) -> None:
-    """Raise `UserError` where `seen` differs between processes, such as on machines without a shared file system."""
-    if any(other != seen for other in all_gather_object(seen)):
-        raise UserError(f"The processes do not see the same files: {what} differs between them; use a file system that the "
-                        "machines share, with the same files for all.")
+@contextmanager
+def first_on_machine() -> Iterator[None]:
+    """Inside, one process of each machine is ahead of its others, which find in a cache what it has computed."""
+    if local_rank():
+        all_gather_object(None)
+    yield
+    if not local_rank():
+        all_gather_object(None)
+
+
+def check_agreement(seen: Mapping[str, object], advice: str) -> None:
+    """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
+    system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""
+    found = all_gather_object({name: str(value) for name, value in seen.items()})
+    for name in dict.fromkeys(name for own in found for name in own):
+        values = [own.get(name, "absent") for own in found]
+        other = next((place for place, value in enumerate(values) if value != values[0]), None)
+        if other is None:
+            continue
+        if is_main():
+            print_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
+                        f"{other}; {advice}.")
+        # torchrun kills all processes after the end of the first, which must not be before the report.
+        all_gather_object(None)
+        sys.exit(2)

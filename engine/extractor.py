@@ -59,11 +59,11 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
 class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", license="mit", tags=["re-identification"]):
     """Features of triplets of images, by a trained model: `features`.
 
-    `settings` is the configuration as YAML, the text that a checkpoint has. `widths` has the number of columns D of a feature by
-    return pattern, `cameras` is the number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes
-    weights and configuration (safetensors and JSON), from which `Extractor.from_pretrained` makes an equal one, as from a
-    repository of the Hugging Face hub, to which `push_to_hub` uploads it. Raises `UserError` for a configuration that is not
-    valid or that reads foreground masks.
+    `settings` is the configuration as YAML, the text that a checkpoint has. `widths` has the columns D of a feature by return
+    pattern, `cameras` is the number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights
+    and configuration (safetensors and JSON), from which `Extractor.from_pretrained` makes an equal one, as from a repository of
+    the Hugging Face hub, to which `push_to_hub` uploads it. Raises `UserError` for a configuration that is not valid or that
+    reads foreground masks.
     """
 
     def __init__(self, settings: str, num_class: int, camera_num: int):

@@ -1,4 +1,5 @@
 """A trained model and its data, for every command after training."""
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -6,10 +7,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, read_splits, reader_of
+from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.engine.checkpoint import EXAMPLE, load_weights, read_checkpoint
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_evaluation(cfg: CfgNode, example: str) -> torch.device:
@@ -34,6 +38,8 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, model, checkpoint)
     found = read_splits(cfg, splits)
+    for warning in unread_warning(sample for samples in found.values() for sample in samples):
+        logger.warning(warning)
     cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
     if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
         raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.engine.distributed import is_main, world_size
 from demo_sdtps.engine.run.state import dataset_of, sampler_of
 
@@ -123,7 +124,7 @@ class LossMonitor:
             return
         files = files_of_batch(self.loader, epoch, step)
         if is_main():
-            logger.error("the batch of epoch %d, step %d:\n%s", epoch, step, "\n".join(files))
+            logger.error(Lines(f"the batch of epoch {epoch}, step {step}:", *files))
         before = f"the last finite losses were {', '.join(f'{loss:.4g}' for loss in self.recent)}" if self.recent else (
             "no finite loss came before")
         more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > MAX_NAMED else ""

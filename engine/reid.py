@@ -1,15 +1,20 @@
 """Training of re-identification (docs/method.md)."""
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.loaders import Batch, batches
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import Batch, batches, triplet_files
+from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.engine.distributed import gathered, replicated
 from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
+from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
 from demo_sdtps.modeling import DeMo
@@ -24,13 +29,13 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     unit = "triplets"
 
-    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData):
+    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, data: Fingerprint):
         optimizer = make_optimizer(cfg, model)
         self.centers = make_center_losses(cfg, model.num_class, list(model.widths.values()))
         self.centers.to(next(model.parameters()).device)
         optimizers = [optimizer, *([make_center_optimizer(cfg, self.centers)] if self.centers else ())]
-        super().__init__(cfg, model, loader, [test_data.loader], optimizers, {"center_losses": self.centers},
-                         {"num_class": model.num_class, "camera_num": model.camera_num})
+        super().__init__(cfg, model, loader, [test_data.loader], optimizers, data,
+                         {"center_losses": self.centers}, {"num_class": model.num_class, "camera_num": model.camera_num})
         self.network = replicated(model)
         self.test_data = test_data
         self.scheduler = make_scheduler(cfg, optimizer)
@@ -68,3 +73,14 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
+
+
+def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[str]]:
+    """The files that training and evaluation read, by split and modality: "query NI"; "query images" of three side by side."""
+    found: dict[str, Sequence[str]] = {}
+    for split, samples in splits.items():
+        masks = existing_masks(cfg, samples) if reads_masks(cfg, training=split == "train") else []
+        modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
+        columns = zip(*triplet_files(samples, masks), strict=True)
+        found |= {f"{split} {name}": files for name, files in zip((*modalities, MASK), columns, strict=False)}
+    return found

@@ -1,10 +1,11 @@
 """Device, precision, seed, inference mode, compilation, log."""
 import logging
+import math
 import os
 import random
 import shutil
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -15,9 +16,13 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import LineFormatter, console
 from demo_sdtps.engine.distributed import launched, local_rank
 from demo_sdtps.modeling import DeMo
 
+LONGEST = math.sqrt(torch.finfo(torch.float32).max) / 2
+"""Length of features up to which their squared distances are float32; much longer ones are normalised to zeros."""
+ADVICE = "; the weights are damaged or their training diverged: use other weights, or train with a lower SOLVER.BASE_LR."
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
@@ -84,8 +89,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
     if not all(tensor.isfinite().all() for tensor in tensors):
-        raise UserError(f"{what} are not finite: the weights are damaged or their training diverged; use other weights, or "
-                        "train with a lower SOLVER.BASE_LR.")
+        raise UserError(f"{what} are not finite{ADVICE}")
+
+
+def check_features(what: str, features: Collection[torch.Tensor]) -> None:
+    """Raise `UserError` where features (…, D), `what` in the sentence, are not finite, or longer than LONGEST."""
+    check_finite(what, features)
+    if not all((torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) <= LONGEST).all() for part in features):
+        raise UserError(f"{what} are too large to be normalised or compared, as their squares overflow float32{ADVICE}")
 
 
 def compile_model(model: DeMo, device: torch.device) -> None:
@@ -126,11 +137,9 @@ def log_to(path: Path) -> AbstractContextManager:
             root.removeHandler(handler)
             handler.close()
     if not root.handlers:
-        console = logging.StreamHandler()
-        console.setFormatter(logging.Formatter("%(message)s"))
-        root.addHandler(console)
+        root.addHandler(console())
     file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
     logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
     return logging_redirect_tqdm()

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -16,16 +16,17 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
-from demo_sdtps.engine.distributed import all_gather_object, any_rank, check_agreement, is_main, rank, world_size
+from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
+from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
-from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.state import fingerprint, random_states, sampler_of, set_random_states
-from demo_sdtps.engine.run.stop import Stopped, StopRequest
+from demo_sdtps.engine.run.resume import Resumed, restoring
+from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
+from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import choose_precision, set_seed
 from demo_sdtps.modeling.weights import current_names
 
@@ -53,22 +54,22 @@ class Trainer(ABC, Generic[Model, Batch]):
     """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
 
     `evaluation_loaders` are those that `evaluate` reads. `optimizers` begin with the model's. `auxiliary` modules train beside
-    the model and are saved under their names; `about` is saved in every checkpoint.
+    the model and are saved under their names; `about` is saved in every checkpoint, and `data`, the fingerprint of the run's
+    data, in those from which it is resumed.
     """
 
     unit: str  # plural name of a sample, for the log
 
     def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
-                 optimizers: Sequence[torch.optim.Optimizer], auxiliary: Mapping[str, nn.Module] | None = None,
-                 about: Mapping[str, object] | None = None):
+                 optimizers: Sequence[torch.optim.Optimizer], data: Fingerprint,
+                 auxiliary: Mapping[str, nn.Module] | None = None, about: Mapping[str, object] | None = None):
         self.cfg, self.model, self.loader, self.evaluation_loaders = cfg, model, loader, evaluation_loaders
-        self.optimizers, self.auxiliary, self.about = optimizers, auxiliary or {}, about or {}
+        self.optimizers, self.data, self.auxiliary, self.about = optimizers, data, auxiliary or {}, about or {}
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
-        self.data = fingerprint(cfg, loader)
-        self.monitor, self.meter, self.stop = LossMonitor(loader), Meter(), StopRequest()
+        self.monitor, self.meter = LossMonitor(loader), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.records: list[dict] = []
 
@@ -107,23 +108,27 @@ class Trainer(ABC, Generic[Model, Batch]):
         """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
 
         Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
-        not finite and a file that cannot be written; `Stopped` after SIGTERM. Loading processes end with it in any case.
+        not finite and a file that cannot be written; `Stopped` after SIGTERM or SIGHUP. Loading processes end with it in any
+        case.
         """
         self.output, self.saved = output, time.monotonic()
         first = resumed.state["epoch"] + 1 if resumed else None
         self.board: SummaryWriter | None
         try:
-            with scalar_board(output, first) if is_main() else nullcontext() as self.board, self.stop.listening():
-                check_agreement("the training set", self.data)
+            with scalar_board(output, first) if is_main() else nullcontext() as self.board, STOP.listening():
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
-                    self._restore(resumed)
+                    with restoring(resumed.path):
+                        self._restore(resumed)
                 self._train()
         finally:
-            for loader in (self.loader, *self.evaluation_loaders):
-                stop_workers(loader)
+            self._stop_loading()
         return self.records
+
+    def _stop_loading(self) -> None:
+        for loader in (self.loader, *self.evaluation_loaders):
+            stop_workers(loader)
 
     def _train(self) -> None:
         solver = self.cfg.SOLVER
@@ -134,11 +139,11 @@ class Trainer(ABC, Generic[Model, Batch]):
             self._train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
-            (is_stopped,) = any_rank(self.stop.requested)
-            if is_last or is_stopped or self.epoch % solver.CHECKPOINT_PERIOD == 0:
-                self._save()
+            (is_stopped,) = any_rank(bool(STOP.requested))
             if is_stopped and not is_last:
-                raise Stopped
+                self._stop()
+            if is_last or self.epoch % solver.CHECKPOINT_PERIOD == 0:
+                self._save()
         # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
         if is_main():
             (self.output / PREVIOUS).unlink(missing_ok=True)
@@ -157,11 +162,11 @@ class Trainer(ABC, Generic[Model, Batch]):
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
                 bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
-            is_stopped, is_due = any_rank(self.stop.requested, is_due)
-            if is_stopped or is_due:
-                self._save()
+            is_stopped, is_due = any_rank(bool(STOP.requested), is_due)
             if is_stopped:
-                raise Stopped
+                self._stop()
+            if is_due:
+                self._save()
 
     def _train_step(self, batch: Batch) -> None:
         loss, count, sums = self.loss(batch)
@@ -197,16 +202,15 @@ class Trainer(ABC, Generic[Model, Batch]):
                 save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, state=self.about)
 
     def _evaluate(self, epoch: int) -> Evaluation:
-        """`evaluate`, which SIGTERM interrupts: it is repeated when the run is resumed."""
+        """`evaluate`, which SIGTERM or SIGHUP interrupts: it is repeated when the run is resumed."""
         before = random_states()
         try:
             # Several processes finish it together: a process that left would block the others.
-            with self.stop.interrupt_immediately() if world_size() == 1 else nullcontext():
+            with STOP.interrupt_immediately() if world_size() == 1 else nullcontext():
                 return self.evaluate(epoch)
         except Stopped:
             set_random_states(before)
-            self._save()
-            raise
+            self._stop()
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
         """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log.
@@ -222,7 +226,14 @@ class Trainer(ABC, Generic[Model, Batch]):
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
         write_records(self.records, self.output, self.board, scalars)
         if evaluation:
-            logger.info("epoch %d%s\n%s", epoch, "" if epoch else " (untrained)", evaluation.table)
+            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            logger.info(Lines(title, *evaluation.table.splitlines()))
+
+    def _stop(self) -> NoReturn:
+        """Save the run and end it by `Stopped`."""
+        self._stop_loading()  # the signal may have reached the loading processes too, which then end after a while
+        self._save()
+        raise Stopped
 
     def _save(self) -> None:
         """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
@@ -239,12 +250,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
 
     def _restore(self, resumed: Resumed) -> None:
-        """Set the state that `_save` wrote. Raises `UserError` where the training files or the model have changed since."""
+        """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
         state = resumed.state
-        if state["data"] != self.data:
-            raise UserError(f"The training files in DATASETS.ROOT_DIR {self.cfg.DATASETS.ROOT_DIR} are not those that "
-                            f"{resumed.path} was trained on (some were added, removed or renamed), so the run cannot go on as "
-                            "it began; put them back, or start another run.")
         fill_model(self.model, current_names(state["model"]), resumed.path)
         for name, module in self.auxiliary.items():
             module.load_state_dict(state[name])
@@ -254,6 +261,9 @@ class Trainer(ABC, Generic[Model, Batch]):
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.from_state(state["meter"], self.device)
+        sampler_of(self.loader).begin(self.epoch + 1)
+        if self.step > len(self.loader) or (self.step and not self.meter.totals):
+            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)} and means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

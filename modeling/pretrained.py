@@ -14,7 +14,8 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, tensors_of
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch, usable
+from demo_sdtps.modeling.weights import Weights, clip_to_timm, not_floating, tensors_of
 
 HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
@@ -23,6 +24,7 @@ HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
 CLIP, CLIP_PREFIX = "clip", "visual."
 
 RANDOM = "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones"
+MAX_NAMED = 3
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
@@ -71,6 +73,8 @@ def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequ
     `load_pretrained` does.
     """
     expected = model.state_dict()
+    if wrong := not_floating(found, expected):
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds {', '.join(wrong[:MAX_NAMED])}; give another file.")
     fitting = {name: tensor.float() for name, tensor in found.items()
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
@@ -137,19 +141,26 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
                         "for random ones.")
     try:
         if path.suffix == ".safetensors":
+            check_archive(path)
             return safetensors.torch.load_file(path)
-        with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
-            warnings.simplefilter("ignore")
-            try:
-                return tensors_of(torch.load(path, map_location="cpu", weights_only=True))
-            except LOAD_ERRORS:
-                if not archives:
-                    raise
-                return tensors_of(torch.jit.load(path, map_location="cpu").state_dict())
+        content = _load(path, archives)
     except (*LOAD_ERRORS, SafetensorError):
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
                         ) from None
+    with usable(path):
+        return tensors_of(content)
+
+
+def _load(path: Path, archives: bool) -> object:
+    try:
+        return load_torch(path)
+    except LOAD_ERRORS:
+        if not archives:
+            raise
+    with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
+        warnings.simplefilter("ignore")
+        return torch.jit.load(path, map_location="cpu").state_dict()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
 from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.load import prepare_evaluation
-from demo_sdtps.engine.runtime import check_finite, evaluating
+from demo_sdtps.engine.runtime import check_features, check_finite, evaluating
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
@@ -31,6 +31,11 @@ class RetrievalData:
     image_of: torch.Tensor  # (captions,): the index of each caption's image
     folds: int
     batch: int  # texts encoded, and captions compared, at a time
+
+
+def data_folders(cfg: CfgNode) -> list[str | Path]:
+    """Folders that the commands of SEPS read: the data set, and the text tower where it is not a name on the hub."""
+    return [Path(cfg.DATASETS.ROOT_DIR, cfg.DATASETS.NAMES), cfg.MODEL.TEXT_TOWER]
 
 
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
@@ -94,7 +99,7 @@ def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
 def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0.
 
-    Raises `UserError` for similarities that are not finite, which cannot be ranked.
+    Raises `UserError` for tokens and similarities that are not finite, or too large to be compared.
     """
     with evaluating(model):
         device = next(model.parameters()).device
@@ -102,6 +107,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
         tokens = torch.cat([model.image_tower(images.to(device, non_blocking=True)) for images in loaded])
         words = _encode_texts(model, data.captions, data.batch, "encoding captions")
         long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
+        check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
         found = torch.zeros(len(tokens), len(words))
         with progress(total=len(words), desc="comparing", unit="caption") as bar:
             for fold in torch.arange(len(tokens)).chunk(data.folds):

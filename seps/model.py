@@ -4,6 +4,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.printing import Lines
 from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 
@@ -34,7 +35,7 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     towers.
     """
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
-    report = "\n".join([image_tower.load(model.PRETRAIN_PATH_T), text_tower.report]) if pretrained else ""
+    report = Lines(image_tower.load(model.PRETRAIN_PATH_T), text_tower.report) if pretrained else ""
     try:
         network = CrossSparseAggrNet(
             embed_size=model.EMBED_SIZE, num_patches=image_tower.num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,

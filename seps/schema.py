@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.check import check_device
 from demo_sdtps.config.common import UserError, nearest
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, Key, Schema
+from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
 
 
 def _shared(name: str, **changed: Any) -> Key:
@@ -17,6 +17,7 @@ def _shared(name: str, **changed: Any) -> Key:
     return DEMO_SCHEMA.by_name[name]._replace(**changed)
 
 
+MOST_MAXIMA = 4096
 WORDS = (lambda value: value >= 3, "3 or greater, since a caption begins and ends with a special token")
 
 KEYS = (
@@ -33,11 +34,12 @@ KEYS = (
     _shared("MODEL.DROP_PATH", default=0.0, description="stochastic depth of the last block of the image tower, linear from 0"),
     Key("MODEL.TEXT_TOWER", "bert-base-uncased",
         "text tower: a folder with a BERT of transformers and its tokenizer, or a name on the Hugging Face hub"),
-    Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", *POSITIVE),
+    Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", *WIDTH),
     Key("MODEL.PAPER_VERSION", True, "network of the paper; False: network of the published code"),
     Key("MODEL.DUAL_AGGR", True, "aggregate the patches selected by the caption and by the long caption together; paper "
         "version only"),
-    Key("MODEL.TOP_K", 5, "number of largest maxima of words and of tokens in the MLP of the paper version", *POSITIVE),
+    Key("MODEL.TOP_K", 5, "number of largest maxima of words and of tokens in the MLP of the paper version",
+        lambda value: 0 < value <= MOST_MAXIMA, f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens"),
     _shared("MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"),
     _shared("MODEL.SDTPS_AGGR_RATIO", description="share of the kept patches that remains after aggregation"),
     *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
@@ -53,7 +55,7 @@ KEYS = (
     _shared("DATASETS.ROOT_DIR"),
     Key("DATASETS.LONG_CAPTIONS", "auto", "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no")),
-    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS")),
+    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
 
     _shared("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),

@@ -6,11 +6,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.engine.evaluation.reports import percent_table
 from demo_sdtps.engine.optim import grouped
+from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import Evaluation, Trainer
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches
 from demo_sdtps.seps.evaluation import RetrievalData, evaluate_retrieval
+from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.model import SEPS
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
@@ -24,8 +26,9 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     unit = "captions"
 
-    def __init__(self, cfg: CfgNode, model: SEPS, loader: CaptionLoader, dev: RetrievalData, test: RetrievalData):
-        super().__init__(cfg, model, loader, [dev.loader, test.loader], [make_optimizer(cfg, model)])
+    def __init__(self, cfg: CfgNode, model: SEPS, loader: CaptionLoader, dev: RetrievalData, test: RetrievalData,
+                 data: Fingerprint):
+        super().__init__(cfg, model, loader, [dev.loader, test.loader], [make_optimizer(cfg, model)], data)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
 
     def begin_epoch(self, epoch: int) -> None:
@@ -52,6 +55,19 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
+
+
+def data_texts(splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData],
+               ) -> dict[str, list[tuple[str, str]]]:
+    """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
+    found = {}
+    for name, split in splits.items():
+        captions = zip(split.image_of, encoded[name].captions, split.captions, strict=True)
+        found[f"{name} captions"] = [(f"line {line}", repr(caption)) for line, caption in enumerate(captions, 1)]
+        if split.long_captions:
+            texts = zip(encoded[name].long_captions or (), split.long_captions, strict=True)
+            found[f"{name} long captions"] = [(f"image {image}", repr(text)) for image, text in enumerate(texts, 1)]
+    return found
 
 
 def make_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:

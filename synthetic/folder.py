@@ -3,7 +3,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import add_overwrite
 from demo_sdtps.config.files import read_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.synthetic import MARKER
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
@@ -43,8 +44,7 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
         parser.add_argument(f"--{number.name}", type=int, default=number.default, metavar=number.metavar, help=number.help)
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
-    parser.add_argument("--overwrite", action="store_true",
-                        help=f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
+    add_overwrite(parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
     options = parser.parse_args(arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name)
@@ -63,7 +63,7 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Ca
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()) and is_complete(marker):
-        sys.stdout.write(f"{target} is up to date: it was made with these arguments, nothing was written.\n")
+        print_lines(f"{target} is up to date: it was made with these arguments, nothing was written.")
         return False
     _check_free(target, overwrite)
     try:

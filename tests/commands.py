@@ -24,6 +24,11 @@ SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/pro
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""
+RUN = {"status": "finished", "versions": {"torch": "2"}, "machine": {"device": "cpu", "name": "x", "cpu": "y", "threads": 1},
+       "commit": None, "changed": None, "seconds": 3.0}
+EPOCH = {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "patterns": {
+    pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"}}
+"""The least that run.json of a finished run and a record of metrics.json have."""
 
 SHOWN = 5  # triplets of the fixture `files`
 

@@ -23,6 +23,8 @@ THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 # hypothesis keeps what it learned about Unicode: not in the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "hypothesis"))
+# The digests of the tests' data: not in the user's cache.
+os.environ["DEMO_SDTPS_CACHE"] = str(Path(tempfile.gettempdir()) / "demo_sdtps_tests")
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(THREADS)

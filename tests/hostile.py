@@ -14,6 +14,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 
 COMMANDS = {"train": "train_net", "test": "test_net", "export": "tools.export_features", "draw": "tools.draw_ranks",
+            "tokens": "tools.draw_tokens",
             "convert": "tools.convert_checkpoint", "synthetic": "tools.make_synthetic", "train_seps": "train_seps"}
 PROGRESS = ("reading images", "verifying images", "extracting features", "checking images", "tokenising", "encoding",
         "drawing")

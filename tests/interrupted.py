@@ -14,6 +14,8 @@ from demo_sdtps.tools.kill_test import differing
 RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",
           "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.GRAD_CLIP", "5")
 """Everything random that the model has, and everything that has a state."""
+NAMES_CRC = 2221313506
+"""What version 0.1 kept of the data of `tiny_root` in last.pth: a checksum of the training files' names."""
 EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
 
 

@@ -25,7 +25,7 @@ def config(*opts):
     made = CfgNode({
         "INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3,
                   "MAX_WORDS": 64, "MAX_LONG_WORDS": 128},
-        "DATASETS": {"CACHE": "auto"}, "DATALOADER": {"NUM_WORKERS": 0}, "MODEL": {"DEVICE": "cpu"},
+        "DATASETS": {"CACHE": "auto"}, "DATALOADER": {"NUM_WORKERS": 0, "TIMEOUT": 0.0}, "MODEL": {"DEVICE": "cpu"},
         "SOLVER": {"SEED": 3, "IMS_PER_BATCH": 4}, "TEST": {"IMS_PER_BATCH": 4}})
     made.merge_from_list(list(opts))
     return made

@@ -22,6 +22,9 @@ def test_help(script, monkeypatch, capsys):
              "tools/selection_quality.py": "--json", "tools/slim_curve.py": "--scores",
              "train_seps.py": "--overwrite", "test_seps.py": "--weight"}
     assert flags.get(script, "--help") in shown.out
+    # One flag, with one description in every command that writes a file; a run and masks are replaced in other ways.
+    if "--json" in shown.out or "--output" in shown.out:
+        assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize(("words", "names", "not_names"), [

@@ -58,6 +58,8 @@ def test_an_unknown_key_near_nothing_is_reported_where_the_keys_are():
     (["MODEL.SDTPS_GUMBEL_TAU", "0"], ["MODEL.SDTPS_GUMBEL_TAU", "greater than 0"]),
     (["SOLVER.MAX_EPOCHS", "-1"], ["SOLVER.MAX_EPOCHS", "-1", "greater than 0"]),
     (["SOLVER.MAX_EPOCHS", "0"], ["SOLVER.MAX_EPOCHS", "greater than 0"]),
+    (["MODEL.SLIM_HIDDEN", "1000000"], ["MODEL.SLIM_HIDDEN", "at most 8192"]),
+    (["INPUT.PADDING", "1000000"], ["INPUT.PADDING", "at most 4096"]),
     (["SOLVER.SEED", "-1"], ["SOLVER.SEED", "-1", "in [0, 2^32)"]),
     (["SOLVER.BASE_LR", "-1e-4"], ["SOLVER.BASE_LR", "-0.0001", "greater than 0"]),
     (["SOLVER.WEIGHT_DECAY", "-0.1"], ["SOLVER.WEIGHT_DECAY", "-0.1", "0 or greater"]),

@@ -132,7 +132,7 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     torch.save(weights, paths["with other experts"])
     features = {}
     for name, path in paths.items():
-        code, _, stderr = command(export_features.main, *words, "--weight", path, "--output", tmp_path / "x.npz")
+        code, _, stderr = command(export_features.main, *words, "--weight", path, "--overwrite", "--output", tmp_path / "x.npz")
         assert code == 0, stderr
         with np.load(tmp_path / "x.npz") as found:
             features[name] = torch.from_numpy(found["features"])
@@ -141,13 +141,6 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     original = 3 * BACKBONE_WIDTH
     assert relative_error(others[:, :original], expected[:, :original]) < 1e-6
     assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
-
-
-def test_overwrite_may_replace_the_source_itself(convert, ours, demo, tmp_path):
-    (tmp_path / "x.pth").write_bytes(demo.read_bytes())
-    content, _ = convert(tmp_path / "x.pth", tmp_path / "x.pth", "ours", "--overwrite")
-    assert "atmoe.expert_weight" in content["model"]
-    assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
 
 
 @pytest.fixture
@@ -162,6 +155,17 @@ def refuses(command, tmp_path):
         return stderr
 
     return call
+
+
+def test_refuses_to_replace_the_source(refuses, demo, tmp_path):
+    """Under its own name, another one, or that of a link to it."""
+    source = tmp_path / "source.pth"
+    source.write_bytes(demo.read_bytes())
+    (tmp_path / "hard.pth").hardlink_to(source)
+    (tmp_path / "link.pth").symlink_to(source)
+    for target, reason in (("source", "which this command reads"), ("hard", "which this command reads"), ("link", "a link")):
+        assert reason in refuses(source, tmp_path / f"{target}.pth", "ours", "--overwrite")
+    assert "which this command reads" in refuses(tmp_path / "link.pth", source, "ours", "--overwrite")
 
 
 def test_refuses_an_output_that_exists(refuses, demo, tmp_path):

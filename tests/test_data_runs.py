@@ -35,7 +35,8 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
 
     features = {}
     for split in SPLITS:
-        code, _, stderr = command(export_features.main, *words, "--split", split, "--normalise", "--output", tmp_path / "x.npz")
+        code, _, stderr = command(export_features.main, *words, "--split", split, "--normalise", "--overwrite", "--output",
+                                  tmp_path / "x.npz")
         assert code == 0, stderr
         with np.load(tmp_path / "x.npz") as found:
             assert found["ids"].tolist() == [sample.identity for sample in expected[split]]

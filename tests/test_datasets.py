@@ -3,19 +3,25 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from ast import literal_eval
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import ROOT
 from layouts import WRITERS, write_msvr310, write_rgbnt100, write_triplet, write_wmveid863
+from PIL import Image
 from triplets import config, message_of
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
+from demo_sdtps.datasets.base import ENDINGS, unread_warning
+from demo_sdtps.datasets.images import FORMATS
 
 FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
            "RGBNT100": tuple(f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")),
@@ -79,6 +85,43 @@ def test_other_files_are_not_read(tmp_path, name):
         if not folders:  # beside the images
             (Path(folder) / "list.txt").write_text("x")
     assert read(tmp_path, name) == expected
+
+
+def test_any_ending_of_an_image_is_read_in_the_same_order(tmp_path, name):
+    """Also where the images of a triplet differ in it: the samples are those of .jpg."""
+    expected = WRITERS[name](tmp_path)
+    files = sorted({path for samples in expected.values() for sample in samples for path in sample.paths})
+    endings = cycle([*sorted(ENDINGS), ".JPG", ".Png"])
+    names = {path: str(Path(path).with_suffix(next(endings))) for path in files}
+    for path, new in names.items():
+        os.rename(path, new)
+    assert read(tmp_path, name) == {split: [replace(sample, paths=tuple(names[path] for path in sample.paths))
+                                            for sample in samples] for split, samples in expected.items()}
+
+
+def test_two_images_of_one_name_are_refused(tmp_path, name):
+    path = Path(WRITERS[name](tmp_path)["gallery"][3].paths[-1])
+    shutil.copy(path, path.with_suffix(".PNG"))
+    assert f"The folder {path.parent} has both {path.stem}.PNG and {path.stem}.jpg, which" in complaint(tmp_path, name)
+
+
+def test_files_that_are_not_read_are_told(tmp_path, name):
+    """A triplet in a format that is not read, and what else lies beside the images; but no folder and no hidden file."""
+    samples = WRITERS[name](tmp_path)["train"]
+    assert unread_warning(samples) == []
+    *kept, lost = samples
+    for path in map(Path, lost.paths):
+        path.rename(path.with_suffix(".heic"))
+        (path.parent / ".DS_Store").touch()
+        (path.parent / "MASK").mkdir()
+    assert read(tmp_path, name, ("train",))["train"] == kept
+    (said,) = unread_warning(kept)
+    assert said.startswith(f"WARNING: {len(lost.paths)} files in the folders of the images are not read")
+    assert all(str(Path(path).with_suffix(".heic")) in said for path in lost.paths) and said.endswith("belong to triplets.")
+
+
+def test_endings_are_those_of_the_formats_that_are_decoded():
+    assert set(ENDINGS) == {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
 
 
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):

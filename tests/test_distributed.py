@@ -1,5 +1,7 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,19 +110,22 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
-    """SIGTERM to torchrun, as a cluster sends it, somewhere in the run; the rest of it is as if nothing had happened."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
+    """SIGTERM to torchrun, as a cluster sends it, or SIGHUP of a lost terminal, somewhere in the run; the rest of it is as if
+    nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
     starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True)
     try:
         wait_for(starter, output / "metrics.json")
-        starter.send_signal(signal.SIGTERM)
+        starter.send_signal(number)
         starter.wait(180)
     finally:
         starter.kill()
         starter.stderr.close()
     assert (output / "last.pth").exists() and len(records_of(output)) < 3
+    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = torchrun("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert records_of(output) == records_of(trained[1])
@@ -136,6 +141,33 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
     done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
     assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
     assert "train_net.py\", line" not in done.stderr  # no stack trace of either process
+
+
+DIFFERENCES = {
+    "the configuration": (("SOLVER.SEED", "7", "SOLVER.BASE_LR", "0.5"),
+                          "SOLVER.BASE_LR is 0.005 in rank 0 and 0.5 in rank 1"),
+    "the test set": ((), "the data 'query NI' is 32 entries with the digest "),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_processes_that_differ_end_with_one_sentence(tiny_root, own_root, tmp_path, what):
+    """They neither wait for each other nor compute."""
+    more, expected = DIFFERENCES[what]
+    for rank, root in enumerate((tiny_root, own_root)):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "data").symlink_to(root)
+    if not more:
+        first, second, *_ = sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())
+        shutil.copy(second, first)
+    done = torchrun("tests/unlike_ranks.py", tmp_path, *words("data", tmp_path / "run"), "--", *more)
+    assert done.returncode == 1 and done.stderr.count("error: The processes of this run do not agree: ") == 1
+    assert expected in done.stderr and "train_net.py\", line" not in done.stderr and "SIGABRT" not in done.stderr
+    assert {path.name for path in tmp_path.glob("code *")} == {"code 2 of rank 0", "code 2 of rank 1"}
+    processes = [path.name.split()[1] for path in tmp_path.glob("process *")]
+    assert len(processes) == 2 and not any(Path(f"/proc/{process}").exists() for process in processes)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):

@@ -53,7 +53,8 @@ def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, comma
         resized = v2.functional.resize(pixels, size, antialias=True)
         fed[name] = v2.functional.normalize(resized * float(told["scale"]), mean, std).numpy()
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
-    for cameras, given in ((np.array(cameras_of(files)), cameras_of(files)), (np.full(SHOWN, int(told["unknown_camera"])), None)):
+    known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
+    for cameras, given in ((np.array(known), known), (unknown, None)):
         found = session.run(None, {**fed, "camera": cameras})
         for pattern, own in zip(RETURN_PATTERNS, found, strict=True):
             expected = reid.features(**files, pattern=pattern, camera=given, normalise=False)

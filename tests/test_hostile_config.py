@@ -67,7 +67,7 @@ WORDS = [
     ("images of a gigapixel", ["INPUT.SIZE_TRAIN", "[32000,32000]"], ["INPUT.SIZE_TRAIN", "at most 4096"]),
     ("a folder's name that is too long", ["DATASETS.ROOT_DIR", "a" * 300], ["a" * 100, "File name too long"]),
     ("an output's name that is too long", ["OUTPUT_DIR", "a" * 300], ["a" * 100, "File name too long"]),
-    ("an output below a file", ["OUTPUT_DIR", "{root}/RGBNT201/synthetic.json/run"], ["synthetic.json", "cannot be written"]),
+    ("an output below a file", ["OUTPUT_DIR", "/dev/null/run"], ["/dev/null", "cannot be written"]),
     ("a data set that leads elsewhere", ["DATASETS.NAMES", "../RGBNT201"], ["DATASETS.NAMES", "'RGBNT201'"]),
     ("a device that is none", ["MODEL.DEVICE", "cuda:0; rm -rf /"], ["MODEL.DEVICE"]),
 ]

@@ -11,6 +11,7 @@ from triplets import config
 
 from demo_sdtps import test_net
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.printing import printable
 from demo_sdtps.datasets import read_splits
 
 
@@ -85,7 +86,7 @@ TOLD = [
     ("a name with a line break", lambda place: rename(place, "000007_cam1\n0.jpg"), ["000007_cam1\\n0.jpg does not follow"]),
     ("a name that colours the terminal", lambda place: rename(place, "\x1b[31m.jpg"), ["\\x1b[31m.jpg does not follow"]),
     ("a name that is no UTF-8", lambda place: rename(place, b"\xff\xfe.jpg"), ["\\udcff\\udcfe.jpg does not follow"]),
-    ("names in capitals", in_capitals, ["The query split of RGBNT201", "is empty", "000001_cam1_0_00.jpg"]),
+    ("names in capitals", in_capitals, ["000007_CAM1_0_00.JPG does not follow", "000001_cam1_0_00.jpg"]),
     ("one camera alone", keep(lambda name: "_cam1_" in name), ["No query of RGBNT201", "another camera"]),
     ("one identity to learn", keep(lambda name: name.startswith("000001"), "train_171"), ["a single identity"]),
     ("no match for any query", keep(lambda name: name[:6] in ("000007", "000008") and f"_cam{int(name[:6]) - 6}_" in name),
@@ -127,6 +128,18 @@ def test_whole_data_give_no_warning(place, command):
     assert logged(place, command, lambda place: None)[0] == []
 
 
+def test_files_that_are_not_read_are_a_warning_of_every_command(place, command, caplog):
+    """Of a triplet in another format, in the log of a training and on the console of the others."""
+    rename(place, "000007_cam1\x1b[31m_0.heic")
+    said, _ = logged(place, command, lambda place: None)
+    assert said[0].startswith("3 files in the folders of the images are not read") and "\\x1b[31m_0.heic" in said[0]
+    weights = weights_for(place.root, place.folder / "w.pth")
+    case = Case("", "export", lambda place: None, ("--weight", str(weights), "--output", "{folder}/x.npz"), ())
+    caplog.clear()
+    run_case(case, place, command)
+    assert [printable(message) for message in caplog.messages] == [f"WARNING: {said[0]}"]
+
+
 def test_a_query_without_a_match_is_left_out_with_a_warning(place, command):
     """As the field scores: the figures are those of the data without it, apart from its place in the gallery."""
     said, record = logged(place, command, add_identity)
@@ -165,7 +178,7 @@ def test_duplicates_count_as_often_as_they_are_there(place, command):
     weights_for(place.root, place.folder / "w.pth")
 
     def hits(make):
-        case = Case("", "test", make, ("--weight", "{folder}/w.pth", "--json", "{folder}/x.json"), ())
+        case = Case("", "test", make, ("--weight", "{folder}/w.pth", "--overwrite", "--json", "{folder}/x.json"), ())
         run_case(case, place, command)
         return [row["Rank-1"] for row in scores_of(place.folder / "x.json").values()]
 

@@ -170,7 +170,8 @@ def test_one_table_of_all_cases(words, command, tmp_path):
     assert list(found) == ["nothing", *MISSING_CASES]
     assert len({str(record) for record in found.values()}) == len(found), "every case has numbers of its own"
     for miss, record in found.items():
-        code, alone, _ = command(test_net.main, *words, "TEST.MISS", miss, "--json", tmp_path / "one.json")
+        code, alone, _ = command(test_net.main, *words, "TEST.MISS", miss, "--overwrite", "--json",
+                                 tmp_path / "one.json")
         assert code == 0 and cases_of(tmp_path / "one.json") == {miss: near(record)}
         without = f", without {' and '.join(MISSING[miss])}" if MISSING[miss] else ""
         assert alone.splitlines()[0] == f"RGBNT201 in {words[3]}, 32 queries, {words[-1]}{without}, in percent"

@@ -21,7 +21,8 @@ def drawn(command, monkeypatch, tiny_root, tmp_path):
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
     def call(*words):
-        own = cli_args_for(tiny_root, "--weight", weights, "--queries", "1", "--output", tmp_path / "ranks.png", *words)
+        own = cli_args_for(tiny_root, "--weight", weights, "--queries", "1", "--overwrite", "--output",
+                           tmp_path / "ranks.png", *words)
         code, _, stderr = command(draw_ranks.main, *own)
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]

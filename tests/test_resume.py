@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from commands import ONE_LINE, ROOT, contents, records_of
-from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
+from interrupted import EVERY_STEP, NAMES_CRC, assert_same, at, call, cli_args_for, kill, terminate
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -20,7 +20,8 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.monitor import Meter
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
+from demo_sdtps.engine.run.record import read_record
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -107,6 +108,9 @@ def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
         assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == (130 if place[-1] is kill else 0)
     assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
+    as_killed_after_the_last_save(tmp_path / "run")
+    assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 
 
 def test_sigterm_finishes_the_step_and_saves(stopped):
@@ -132,7 +136,7 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
     log = (copied / "log.txt").read_text()
-    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):]
+    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):] and "may differ" not in log
     run = json.loads((copied / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
     (entry,) = run["resumptions"]
@@ -148,6 +152,48 @@ def test_nothing_is_left_to_do(reference, tiny_root, command, resume):
     before = contents(reference)
     code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, "RESUME", resume))
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
+
+
+def as_killed_after_the_last_save(output):
+    """What SIGKILL leaves between the last checkpoint and the end of run.json: → the record of the end."""
+    ended = json.loads((output / "run.json").read_text())
+    begun = {name: value for name, value in ended.items() if name != "seconds"}
+    (output / "run.json").write_text(json.dumps(begun | {"status": "running"}))
+    shutil.copy(output / "last.pth", output / "last.previous.pth")
+    return begun
+
+
+@pytest.mark.parametrize("resume", ["yes", "auto"])
+def test_a_run_killed_before_its_record_is_finished(reference, tiny_root, tmp_path, command, resume):
+    output = shutil.copytree(reference, tmp_path / "run")
+    ended = as_killed_after_the_last_save(output)
+    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, "RESUME", resume))
+    assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout
+    assert json.loads((output / "run.json").read_text()) == ended and ended["status"] == "finished"
+    left, expected = contents(output), contents(reference)
+    assert left.pop("run.json") and expected.pop("run.json") and left == expected
+
+
+@pytest.mark.parametrize(("epochs", "further", "least"), [("1", "epoch 1 and ", "2"), ("2", "epoch 3", "3")])
+def test_fewer_epochs_than_are_done(fails, copied, reference, tiny_root, epochs, further, least):
+    run = copied if epochs == "1" else reference
+    before = contents(run)
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", run, *AUTO, "SOLVER.MAX_EPOCHS", epochs))
+    assert f"SOLVER.MAX_EPOCHS is {epochs}, but the run in {run / 'last.pth'} is further already ({further}" in said
+    assert f"give at least {least}" in said and contents(run) == before
+
+
+def test_another_machine_is_a_warning(copied, tiny_root):
+    record = json.loads((copied / "run.json").read_text())
+    now = {"torch": record["versions"]["torch"], "cpu": record["machine"]["cpu"], "threads": record["machine"]["threads"]}
+    record["machine"] |= {"cpu": "ABACUS", "threads": 64}
+    record["versions"]["torch"] = "0.4"
+    (copied / "run.json").write_text(json.dumps(record))
+    with at(Trainer, "_train_step", 1, kill):
+        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 130
+    warning = (f"the run was begun with torch 0.4 (now {now['torch']}), cpu ABACUS (now {now['cpu']}), threads 64 (now "
+               f"{now['threads']}): its numbers may differ from those of an unbroken run")
+    assert f"WARNING {warning}" in (copied / "log.txt").read_text()
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
@@ -280,6 +326,79 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, ti
     assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
 
 
+def emptied(*names):
+    return lambda state: {name: type(state[name])() for name in names}
+
+
+FLAWS = {
+    "a step below 0": (lambda state: {"step": -3}, "step"),
+    "an epoch below 0": (lambda state: {"epoch": -1}, "epoch"),
+    "an epoch that was not trained": (lambda state: {"epoch": 10**6}, "epoch"),
+    "records of nothing": (lambda state: {"records": [3]}, "epoch"),
+    **{f"no {name}": (emptied(name), name) for name in ("random", "optimizers", "meter", "config", "model")},
+}
+DEEP_FLAWS = {
+    "a step that no epoch has": (lambda state: {"step": 10**6}, "step 1000000 of an epoch of"),
+    "empty random states": (lambda state: {"random": [{}]}, "KeyError: 'python'"),
+    "one optimiser of two": (lambda state: {"optimizers": state["optimizers"][:1]}, "ValueError: zip()"),
+    "empty optimisers": (lambda state: {"optimizers": [{}, {}]}, "KeyError: "),
+    "a meter of nothing": (lambda state: {"meter": state["meter"] | {"totals": {}}}, "and means of 0 values"),
+    "no centers": (lambda state: {"center_losses": None}, "TypeError: "),
+    "a configuration of plain text": (lambda state: {"config": "as it was"}, "holds no KEY: value pairs"),
+}
+
+
+def edit_both(folder, edit):
+    """Change last.pth, and the checkpoint that would replace it."""
+    state = torch.load(folder / "last.pth", weights_only=True)
+    for name in ("last.pth", "last.previous.pth"):
+        torch.save(state | edit(state), folder / name)
+
+
+@pytest.mark.parametrize("kind", FLAWS)
+def test_an_edited_state_is_told_before_anything_is_read(copied, kind):
+    edit, name = FLAWS[kind]
+    edit_both(copied, edit)
+    with pytest.raises(UserError, match=rf"last\.pth holds no state to continue from \(no '{name}' in it.*last\.previous\.pth"):
+        read_last(copied)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEEP_FLAWS)
+def test_an_edited_state_ends_in_one_sentence(copied, fails, tiny_root, kind):
+    edit, reason = DEEP_FLAWS[kind]
+    edit_both(copied, edit)
+    before = contents(copied)
+    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO))
+    assert reason in said and "last.pth" in said
+    assert all(contents(copied)[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
+
+
+RECORDS = {"null": "null", "deep nesting": "[" * 100_000 + "]" * 100_000, "half of it": '{"status": ', "a list": "[]",
+           **{f"null for {name}": {name: None} for name in ("status", "versions", "machine", "resumptions")},
+           "a machine without its name": {"machine": {"cpu": "x"}}, "a version that is none": {"versions": {"torch": [2]}}}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_edited_record_is_told(tmp_path, kind):
+    content = RECORDS[kind]
+    (tmp_path / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=r"run\.json is not as training writes it \(its .* is another\); restore the file, or"):
+        read_record(tmp_path)
+
+
+def test_a_run_with_an_edited_record_goes_on_without_it(copied, fails, tiny_root):
+    record = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"resumptions": None}))
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    before = (copied / "run.json").read_text()
+    assert "run.json is not as training writes it (its resumptions is another)" in fails(words)
+    assert (copied / "run.json").read_text() == before
+    (copied / "run.json").unlink()
+    with at(Trainer, "_train_step", 1, kill):
+        assert call(words) == 130
+
+
 @pytest.mark.parametrize("lose", [cut_short, lambda path: path.unlink()], ids=["damaged", "killed between two names"])
 def test_the_checkpoint_before_leads_to_the_same_end(copied, reference, tiny_root, lose):
     lose(copied / "last.pth")
@@ -308,17 +427,19 @@ def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny
 
 
 def in_version_0_1(path):
-    """Write a checkpoint under the names of version 0.1, which called the backbone "trunk"."""
+    """Write a checkpoint as version 0.1 did: the backbone is called "trunk", and of the data there are the names alone."""
     content = torch.load(path, weights_only=True)
     renamed = {re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()}
     assert renamed.keys() != content["model"].keys()
-    torch.save(content | {"model": renamed}, path)
+    torch.save(content | {"model": renamed, "data": NAMES_CRC}, path)
 
 
 def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
     in_version_0_1(copied / "last.pth")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
     assert_same(reference, copied)
+    assert "WARNING " + str(copied / "last.pth") + " is of an earlier version and knows the names of the training files alone" \
+        in (copied / "log.txt").read_text()
 
 
 def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):

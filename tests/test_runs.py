@@ -173,7 +173,7 @@ def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
     """Pattern 3 is 1 beside 2; loading in two processes and another process change nothing."""
     features = []
     for pattern in RETURN_PATTERNS:
-        words = ["--config_file", trained / "config.yml", "--weight", trained / "last.pth"]
+        words = ["--config_file", trained / "config.yml", "--weight", trained / "last.pth", "--overwrite"]
         assert command(export_features.main, *words, "--return_pattern", pattern, "--output", tmp_path / "x.npz")[0] == 0
         with np.load(tmp_path / "x.npz") as found:
             features.append(found["features"])

@@ -66,7 +66,7 @@ def save_weights(words, path):
 def measured(command, words, *more):
     """What the command writes to its --json file."""
     output = Path(words[-1]).with_name("measured.json")
-    code, _, stderr = command(selection_quality.main, *words, "--json", output, *more)
+    code, _, stderr = command(selection_quality.main, *words, "--overwrite", "--json", output, *more)
     assert code == 0, stderr
     return json.loads(output.read_text())
 

@@ -45,6 +45,8 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
     (["MODEL.HDM", "True"], ["Unknown key 'MODEL.HDM'"]),
     (["MODEL.TEXT_TOWR", "x"], ["Unknown key", "MODEL.TEXT_TOWER"]),
     (["FOO.BARBAZQUX", "1"], ["seps/schema.py"]),
+    (["MODEL.TOP_K", "100000"], ["MODEL.TOP_K", "100000", "at most 4096, as there are no more words or tokens"]),
+    (["MODEL.EMBED_SIZE", "1000000"], ["MODEL.EMBED_SIZE", "at most 8192"]),
     (["SOLVER.IMS_PER_BATCH", "1"], ["SOLVER.IMS_PER_BATCH", "2 or greater"]),
     (["SOLVER.STEPS", "(5, 3)"], ["SOLVER.STEPS", "rising"]),
     (["SOLVER.STEPS", "(0, 3)"], ["SOLVER.STEPS", "above 0"]),

@@ -282,11 +282,14 @@ def test_weights_of_another_model_are_reported(fails, trained, shapes_root, tmp_
     assert "do not fit" in said and "network.aggr_net" in said
 
 
-def test_weights_that_are_not_finite_are_reported(fails, trained, shapes_root, tmp_path):
+@pytest.mark.parametrize(("tower", "value", "part"), [("image", torch.nan, "are not finite"),
+                                                      ("image", 1e19, "are too large to be normalised"),
+                                                      ("text", -1e19, "are too large to be normalised")])
+def test_weights_that_give_no_similarities_are_reported(fails, trained, shapes_root, tmp_path, tower, value, part):
     content = saved(trained)
-    content["model"]["image_tower.projection.bias"].fill_(torch.nan)
-    torch.save(content, tmp_path / "nan.pth")
-    assert "are not finite" in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "nan.pth"))
+    content["model"][f"{tower}_tower.projection.bias"].fill_(value)
+    torch.save(content, tmp_path / "other.pth")
+    assert part in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "other.pth"))
 
 
 @pytest.mark.slow

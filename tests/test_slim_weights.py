@@ -43,7 +43,7 @@ def evaluate(command, tiny_root, tmp_path):
     def call(weights, *opts):
         found = tmp_path / "found.json"
         code, _, stderr = command(test_net.main, *cli_args_for(tiny_root, *opts, config=BASELINE), "--weight", weights,
-                                  "--json", found)
+                                  "--overwrite", "--json", found)
         return code, cases_of(found)["None"] if code == 0 else None, stderr
 
     return call

@@ -28,7 +28,7 @@ def words_for(root, folder, *opts):
 
 
 def measured(command, folder, words, *more):
-    code, stdout, stderr = command(selection_quality.main, *words, "--json", folder / "s.json", *more)
+    code, stdout, stderr = command(selection_quality.main, *words, "--overwrite", "--json", folder / "s.json", *more)
     assert code == 0 and not stderr
     return json.loads((folder / "s.json").read_text()), stdout
 

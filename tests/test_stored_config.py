@@ -97,7 +97,7 @@ def test_a_report_reads_it_from_the_run_wherever_that_has_gone(command, checkpoi
     (run / "metrics.json").write_text(f'[{{"epoch": 1, "patterns": {patterns}}}]'.replace("'", '"'))
     printed = set()
     for words in (["--run", run], cli_args_for(tiny_root, f"OUTPUT_DIR={run}")):
-        code, stdout, stderr = command(report.main, *words)
+        code, stdout, stderr = command(report.main, "--overwrite", *words)
         assert code == 0, stderr
         printed.add(stdout)
     assert len(printed) == 1 and f"{run}/last.pth" in stdout

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
+from commands import BASELINE, CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL
 from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.tools import study as tool
-from demo_sdtps.tools.study_runs import Processes, StoppedError
+from demo_sdtps.tools.study_plots import draw_losses
+from demo_sdtps.tools.study_runs import Processes, StoppedError, gather, run_all
 from demo_sdtps.tools.study_tables import as_markdown, paired_difference
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
@@ -44,7 +45,7 @@ def write(folder, **more):
 def quick(tiny_root, tmp_path_factory):
     """`--quick`, repeated after the loss of two outputs: → (folder, stdout of the second, outputs that it made again)."""
     folder = tmp_path_factory.mktemp("study")
-    words = [write(folder), "--quick", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
+    words = [write(folder), "--quick", "--overwrite", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
 
     def printed():
@@ -180,6 +181,32 @@ def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "train_net.py" not in "".join(line for line in left.splitlines() if str(tiny_root) in line and "10000" in line)
     assert not list(tmp_path.rglob("study.md"))
+
+
+@pytest.mark.parametrize(("record", "records", "said"), [
+    (RUN, [EPOCH], ""), (None, [EPOCH], "run.json is not as training writes it (its content is another)"),
+    (RUN | {"machine": None}, [EPOCH], "(its machine is another)"), (RUN | {"machine": {}}, [EPOCH], "machine.device"),
+    ("[" * 100_000, [EPOCH], "(its content is another)"), (RUN, None, "metrics.json is not as training writes it (it is no"),
+    (RUN, [EPOCH | {"epoch": 10**400}], "its record 1 has no epoch"), (RUN, [], "no evaluation after the last epoch"),
+    (RUN, [{"epoch": 1, "loss": 2.0}], "its record 1 has no accuracy"), (RUN, [{"epoch": 1}], "no evaluation after the last"),
+])
+def test_a_finished_run_with_edited_files_is_a_failure(tmp_path, monkeypatch, record, records, said):
+    """It is not trained again, as its weights may be good."""
+    monkeypatch.chdir(tmp_path)
+    study = tool.read_study(write(tmp_path, variants={"x": {}}, missing=False, selection=False))
+    (variant,) = tool.make_variants(study, [], Path("runs"))
+    folder = variant.run_folder(1)
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps(records))
+    (folder / "run.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    failures = run_all([variant], [1], 1, study)
+    assert [said in error for error in failures.values()] == [True] * bool(said)
+    found = gather(variant, [1], failures, study)
+    result = {"title": "", "command": "x", "seeds": [1], "patterns": [1, 2, 3], "variants": [
+        {"name": "x", "parameters": 1, "gmacs": 1.0, **found}]}
+    text = as_markdown(result)
+    assert (f"- x, seed 1: {folder}" in text) == bool(said) and draw_losses(result, tmp_path / "x.png").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "run.json"]
 
 
 def test_no_process_starts_after_the_study_is_stopped(tmp_path):

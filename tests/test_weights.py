@@ -164,7 +164,7 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path, end, tensor, said):
     torch.save(theirs, tmp_path / "broken.pth")
     with pytest.raises(UserError, match=re.escape(said)) as raised:
         read_checkpoint(tmp_path / "broken.pth")
-    assert str(raised.value).startswith(f"The weights {tmp_path / 'broken.pth'} are incomplete: generalFusion.")
+    assert str(raised.value).startswith(f"The weights {tmp_path / 'broken.pth'} cannot be used: generalFusion.")
 
 
 @pytest.mark.parametrize("opts", [("MODEL.DIRECT", 0), ("MODEL.DIRECT", 1), (*FUSION, "MODEL.DIRECT", 0),

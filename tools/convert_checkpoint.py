@@ -11,7 +11,8 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import output_file, run
+from demo_sdtps.config.cli import add_output, check_outputs, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
 
@@ -27,18 +28,17 @@ def main() -> None:
                "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
                "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
-    parser.add_argument("output", type=output_file(".pth"), metavar="OUT", help="checkpoint to write, ending in .pth")
+    add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args()
     output = arguments.output
-    if output.exists() and not arguments.overwrite:
-        raise UserError(f"The output {output} already exists; choose another or pass --overwrite to replace it.")
+    check_outputs(arguments, [arguments.input])
     found = read_checkpoint(arguments.input)
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)
         save_whole(weights, output)
-        print(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T {output}")
+        print_lines(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
+                    f"{output}")
         return
     if found.has_demo_names == (arguments.to == "demo"):
         raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
@@ -47,11 +47,11 @@ def main() -> None:
     weights = to_demo(found.model) if arguments.to == "demo" else found.model
     about = {"num_class": found.num_class, "camera_num": found.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
-    print(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
-          f"{found.camera_num} cameras")
+    print_lines(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
+                f"{found.camera_num} cameras")
     if unknown := unknown_names(found.model):
-        print(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
-              f"{', …' if len(unknown) > 5 else ''}")
+        print_lines(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
+                    f"{', …' if len(unknown) > 5 else ''}")
 
 
 def backbone_of(model: Weights, path: Path) -> Weights:

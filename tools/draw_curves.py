@@ -9,11 +9,12 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.files import check_output_file, read_json
+from demo_sdtps.config.cli import add_output, check_outputs, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
+from demo_sdtps.tools.run_records import evaluated, read_records
 
 IMAGE = "curves.png"
 
@@ -21,22 +22,17 @@ IMAGE = "curves.png"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    parser.add_argument("--output", type=Path, metavar="X.png", help=f"default: DIR/{IMAGE}")
+    add_output(parser, "--output", ".png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
-    records = read_records(arguments.run)
-    print(draw_curves(records, check_output_file(arguments.output or arguments.run / IMAGE, ".png")))
+    arguments.output = arguments.output or arguments.run / IMAGE
+    check_outputs(arguments, [arguments.run / METRICS])
+    print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
 
 
-def read_records(folder: Path) -> list[dict]:
-    """The records of a run's metrics.json. Raises `UserError` where there is none."""
-    try:
-        records = read_json(folder / METRICS)
-        evaluated = [[record["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS]
-                     for record in records if "patterns" in record]
-        _ = [record["epoch"] for record in records]
-    except (LookupError, TypeError):
-        evaluated = []
-    if not evaluated:
+def evaluated_run(folder: Path) -> list[dict]:
+    """The records of a run's metrics.json. Raises `UserError` as `read_records`, and where no epoch was evaluated."""
+    records = read_records(folder)
+    if not evaluated(records):
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
                         "training.")
     return records
@@ -53,11 +49,11 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     accuracy.set_ylabel("training accuracy (%)", color="tab:orange")
     accuracy.set_ylim(0, 100)
 
-    evaluated = [record for record in records if "patterns" in record]
-    epochs = [record["epoch"] for record in evaluated]
+    tested = evaluated(records)
+    epochs = [record["epoch"] for record in tested]
     for pattern, colour in zip(RETURN_PATTERNS, ("tab:blue", "tab:green", "tab:red"), strict=True):
         for name, style in (("mAP", "-"), ("Rank-1", ":")):
-            values = [100 * record["patterns"][str(pattern)][name] for record in evaluated]
+            values = [100 * record["patterns"][str(pattern)][name] for record in tested]
             right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)

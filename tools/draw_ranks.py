@@ -10,7 +10,8 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
-from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.metrics import left_out
@@ -27,7 +28,7 @@ def main() -> None:
                            "distances; hits have a green frame, misses a red one.", checkpoint=weight_flag())
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
                         help="features that are ranked: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
-    parser.add_argument("--output", type=output_file(".png"), default="ranks.png", metavar="X.png", help="default: ranks.png")
+    add_output(parser, "--output", ".png", default="ranks.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
                         help="queries, spread over the split (default: 4)")
     arguments, cfg = parse(parser)
@@ -36,7 +37,7 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader)
-    print(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
+    print_lines(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:

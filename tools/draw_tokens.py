@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import config_parser, output_file, parse, positive_int, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import options
-from demo_sdtps.engine.evaluation.selection import check_selection
+from demo_sdtps.engine.evaluation.selection import check_context, check_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
@@ -31,13 +32,13 @@ DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour tha
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and the selector keep; the "
                            "others are covered.", checkpoint=weight_flag())
-    parser.add_argument("--output", type=output_file(".png"), default="tokens.png", metavar="X.png", help="default: tokens.png")
+    add_output(parser, "--output", ".png", default="tokens.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
     check_selection(cfg)
     model, splits = load_model_and_data(cfg, ("query",))
-    print(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
+    print_lines(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
@@ -80,13 +81,14 @@ def description(cfg: CfgNode, model: DeMo, masks: dict[str, ByModality]) -> str:
 
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
     """Masks (samples, rows, columns) of the samples by modality, 1 = kept, by the title of their panel: of
-    every stage and of the selector."""
+    every stage and of the selector. Raises `UserError` as `check_context`."""
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         (context,) = model.encode_cases(images, cameras.to(device), [missing])
+        check_context(context)
         patches = model.backbone.num_patches
         found = {f"stage {number}": {modality: stage.mask(modality, patches) for modality in MODALITIES}
                  for number, stage in enumerate(context.stages, start=1)}

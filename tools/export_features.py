@@ -11,8 +11,9 @@ import hashlib
 import numpy as np
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
 from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
-    parser.add_argument("--output", type=output_file(".npz"), required=True, metavar="X.npz", help="the file to write")
+    add_output(parser, "--output", ".npz", required=True, help="the file to write")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     arguments, cfg = parse(parser)
     model, splits = load_model_and_data(cfg, (arguments.split,))
@@ -50,7 +51,7 @@ def main() -> None:
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
                  split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest.hexdigest(),
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
-    print(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
+    print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
 if __name__ == "__main__":

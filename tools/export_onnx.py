@@ -20,6 +20,7 @@ from torch import nn
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, config_parser, parse, run
 from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.extractor import Extractor, make_extractor, mean_camera
 from demo_sdtps.modeling import DeMo
@@ -128,12 +129,11 @@ def main() -> None:
         write_onnx(extractor, temporary)
         rows = check_onnx(extractor, temporary)
     beyond = f"images beyond {TOLERANCE}"
-    print(f"{'batch':>5}  {'difference':>10}  {beyond:>22}  {'torch':>9}  {'ONNX Runtime':>12}  {'speed':>6}")
-    for row in rows:
-        print(f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:22}  {1e3 * row['torch']:6.1f} ms  "
-              f"{1e3 * row['onnx']:9.1f} ms  {row['torch'] / row['onnx']:5.2f}x")
-    print(f"Wrote {arguments.output}, {arguments.output.stat().st_size / 2**20:.1f} MiB. Random images; speed: torch's time "
-          "over ONNX Runtime's on this machine.")
+    size = arguments.output.stat().st_size / 2**20
+    print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}  {'torch':>9}  {'ONNX Runtime':>12}  {'speed':>6}", *(
+        f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}  {1e3 * row['torch']:6.1f} ms  "
+        f"{1e3 * row['onnx']:9.1f} ms  {row['torch'] / row['onnx']:5.2f}x" for row in rows),
+        f"Wrote {arguments.output}, {size:.1f} MiB. Random images; speed: torch's time over ONNX Runtime's on this machine.")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from PIL import Image
 from torchvision.transforms.v2.functional import resize
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import config_parser, parse, positive_int, run
-from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, run
+from demo_sdtps.config.files import atomic_write, check_regular
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
@@ -38,15 +39,15 @@ def main() -> None:
                         help="the image that is segmented; all: each of the three, united (default: RGB)")
     parser.add_argument("--side", type=positive_int, metavar="PIXELS", help="shorter side to which an image is scaled for the "
                         f"network (default: torchvision's, {', '.join(f'{side} for {name}' for name, side in SIDES.items())})")
-    parser.add_argument("--overwrite", action="store_true", help="replace masks that exist, which are otherwise kept")
+    add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = parse(parser)
     samples = [sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split]
     segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, arguments.side, choose_device(cfg))
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
-    print(f"Wrote {counts['written']} masks{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
-          f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
+    print_lines(f"Wrote {counts['written']} masks{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+                f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
 
 
 def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Iterable[str], overwrite: bool) -> Counter:
@@ -57,10 +58,11 @@ def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Itera
     counts: Counter = Counter()
     files = {mask_path(sample): sample for sample in samples}  # once where query and gallery are the same
     places = [MODALITIES.index(modality) for modality in modalities]
-    for path, sample in progress(files.items(), "segmenting", len(files), unit="triplet"):
-        if path.exists() and not overwrite:
-            counts["kept"] += 1
-            continue
+    wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
+    counts["kept"] = len(files) - len(wanted)
+    for path in wanted:
+        check_regular(path)
+    for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
         images = decode_triplet(sample.paths)
         mask = united([segment(images[place]) for place in places])
         counts.update(written=1, empty=int(not mask.any()))

@@ -19,6 +19,7 @@ from PIL import Image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.synthetic import pedestrians
@@ -65,10 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
                          partial(draw_all, identities=identities, options=options)):
         return
     per_identity = len(CAMERAS) * options.images_per_camera
-    print(f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
-          f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
-          f"{options.height}x{options.width} pixels (height x width), with masks, to {target}\n"
-          f"To train on it, give DATASETS.ROOT_DIR {options.root}")
+    print_lines(f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
+                f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
+                f"{options.height}x{options.width} pixels (height x width), with masks, to {target}",
+                f"To train on it, give DATASETS.ROOT_DIR {options.root}")
 
 
 def is_complete(target: Path, marker: Recipe) -> bool:

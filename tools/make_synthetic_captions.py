@@ -16,6 +16,7 @@ from PIL import Image
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes
@@ -46,10 +47,11 @@ def main(arguments: list[str] | None = None) -> None:
               "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
     if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target), partial(write, options=options)):
         return
-    print(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
-          f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
-          f"{target}\n"
-          f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER {target / TOWER}")
+    print_lines(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
+                f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
+                f"{target}",
+                f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER "
+                f"{target / TOWER}")
 
 
 def is_complete(target: Path, marker: Recipe) -> bool:

@@ -7,15 +7,17 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, config_parser, parse, run
+from demo_sdtps.config.cli import CheckpointFlag, add_overwrite, config_parser, parse, run
+from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import StoredText
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.run.output import CONFIG, LAST
-from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, read_records
+from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
 
@@ -24,33 +26,33 @@ def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP.",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
-    _, cfg = parse(parser)
+    add_overwrite(parser)
+    arguments, cfg = parse(parser)
     output = Path(cfg.OUTPUT_DIR)
-    records = read_records(output)
+    curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
+                              for name in (IMAGE, "ranks.png", "tokens.png"))
+    records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader)
     # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
-    drawn = {"training curves": draw_curves(records, output / IMAGE),
-             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, output / "ranks.png")}
+    drawn = {"training curves": draw_curves(records, curves),
+             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
     if model.selector or model.slimming:
-        drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], output / "tokens.png")
+        drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
 
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
-    print(f"\n{reid_caption(cfg, data)}")
-    print(reid_table(record, untrained))
-    print()
-    for what, path in drawn.items():
-        print(f"{what + ':':18}{path}")
+    print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
+                *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 
 
 def run_config(run: Path) -> StoredText:
     """The configuration of a finished run. Raises `UserError` where there is no such run."""
-    read_records(run)
+    evaluated_run(run)
     return stored_config(run / LAST)
 
 

@@ -16,8 +16,9 @@ from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
 from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
@@ -43,8 +44,8 @@ def main() -> None:
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
         "features of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
-    parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw what is measured into this file")
-    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
+    add_output(parser, "--output", ".png", help="draw what is measured into this file")
+    add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):
@@ -55,13 +56,13 @@ def main() -> None:
     on_person = foreground(cfg, model.backbone, samples)
     quality = measure_selection(model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples])
     title = caption(cfg, quality, arguments.split)
-    print(title, *as_tables(quality), sep="\n")
     if arguments.json:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-        print(arguments.json)
     if arguments.output:
-        print(draw(quality, title, arguments.output))
+        draw(quality, title, arguments.output)
+    print_lines(title, *(line for table in as_tables(quality) for line in table.split("\n")),
+                *filter(None, (arguments.json, arguments.output)))
 
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import config_parser, output_file, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
 from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -53,8 +54,8 @@ def main() -> None:
                         "such as 2 1,3 (default: after a third, and after a sixth and a half of the blocks)")
     parser.add_argument("--keep", nargs="+", type=share, metavar="SHARE", help="share of the patches that each block of a "
                         "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, then 0.6 and 0.45)")
-    parser.add_argument("--output", type=output_file(".png"), metavar="X.png", help="draw the curve into this file")
-    parser.add_argument("--json", type=output_file(".json"), metavar="X.json", help="write it, in [0, 1], to this file")
+    add_output(parser, "--output", ".png", help="draw the curve into this file")
+    add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check(cfg, arguments.scores)
     off = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": [], "MODEL.PIFE_WEIGHTED": False}
@@ -66,22 +67,20 @@ def main() -> None:
     for score in arguments.scores:  # one that the checkpoint has no weights of is refused before anything is evaluated
         for setting in chosen:
             slimmed(cfg, score, *setting)
-    print(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), sep="\n")
     points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
-    print(row(points[0]))
     cases = [(score, *setting) for score in arguments.scores for setting in chosen]
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slimmed(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
         points.append(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole,
                             *measure(cfg, model, data)))
-        print(row(points[-1]), flush=True)
     if arguments.json:
         write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
                                     "points": [point._asdict() for point in points]})
-        print(arguments.json)
     if arguments.output:
-        print(draw(points, caption, cfg, arguments.output))
+        draw(points, caption, cfg, arguments.output)
+    print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), *map(row, points),
+                *filter(None, (arguments.json, arguments.output)))
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -15,8 +15,9 @@ Optional keys: `patterns: [3]` (return patterns in the tables; default: all thre
 missing modalities), `selection: True` (run tools/selection_quality.py); of a variant: `evaluate: {KEY: VALUE}` (applies to
 these two evaluations only).
 
-A study can be stopped and started again; finished runs are not repeated. A run is identified by its configuration and seed:
-after a change of the code or the data give another --runs.
+A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
+earlier end. Two studies may share --runs: one waits for a run that the other works on. A run is identified by its
+configuration and seed: after a change of the code or the data give another --runs.
 """
 import sys
 from pathlib import Path
@@ -32,9 +33,10 @@ import signal
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import positive_int, run
+from demo_sdtps.config.cli import add_overwrite, positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
-from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.config.printing import console, print_lines
+from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command
 from demo_sdtps.modeling import make_model
@@ -45,6 +47,7 @@ from demo_sdtps.tools.study_runs import gather, run_all
 from demo_sdtps.tools.study_tables import as_markdown, commits_of
 
 logger = logging.getLogger("study")
+PLOTS = {"results.png": draw_results, "loss.png": draw_losses, "costs.png": draw_costs, "missing.png": draw_missing}
 QUICK = {"SOLVER.MAX_EPOCHS": 1, "SOLVER.WARMUP_ITERS": 0}
 
 
@@ -62,9 +65,10 @@ def main() -> None:
                              "(default: runs/studies/runs)")
     parser.add_argument("--jobs", type=positive_int, metavar="N", default=1 if torch.cuda.is_available() else cpu_cores(),
                         help="number of parallel runs (default: 1 with a GPU, else one per CPU core)")
+    add_overwrite(parser)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
     arguments = parser.parse_intermixed_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[console()])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
 
     study = read_study(arguments.study)
@@ -75,22 +79,23 @@ def main() -> None:
         name, opts, seeds = f"{name}-quick", [*cli_args(QUICK), *opts], [1, 2]
     variants = make_variants(study, opts, arguments.runs)
     output = arguments.output or Path("runs/studies") / name
-    for path in (output / "study.json", arguments.runs / "study.json"):
-        check_output_file(path, ".json")
+    inputs = dict.fromkeys([arguments.study, *(folder for variant in variants for folder in data_folders(variant.cfg))])
+    plots = {name: draw for name, draw in PLOTS.items() if study["missing"] or draw is not draw_missing}
+    files = {name: check_output_file(output / name, Path(name).suffix, arguments.overwrite, inputs)
+             for name in ("study.md", "study.json", *plots)}
+    check_output_file(arguments.runs / "study.json", ".json", True, inputs)
     costs = {variant.name: cost(variant.cfg) for variant in variants}
 
     failures = run_all(variants, seeds, arguments.jobs, study)
     result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
               "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
     table = as_markdown(result)
-    write_json(output / "study.json", result)
-    with atomic_write(output / "study.md") as temporary:
+    write_json(files["study.json"], result)
+    with atomic_write(files["study.md"]) as temporary:
         temporary.write_text(table, encoding="utf-8")
-    drawn = [draw_results(result, output / "results.png"), draw_losses(result, output / "loss.png"),
-             draw_costs(result, output / "costs.png")]
-    drawn += [draw_missing(result, output / "missing.png")] if study["missing"] else []
-    print(table)
-    print(*(output / "study.md", output / "study.json", *drawn), sep="\n")
+    for name, draw in plots.items():
+        draw(result, files[name])
+    print_lines(*table.split("\n"), *files.values())
     if len(commits_of(result)) > 1:
         logger.warning("The runs were made by different commits (%s); to run all of them again give another --runs.",
                        " and ".join(commits_of(result)))

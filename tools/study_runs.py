@@ -6,24 +6,30 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json
+from demo_sdtps.config.lock import locked
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.evaluation.selection import selects_patches
 from demo_sdtps.engine.run.output import LAST, METRICS
-from demo_sdtps.engine.run.record import FINISHED, RECORD
+from demo_sdtps.engine.run.record import FINISHED, RECORD, read_record
+from demo_sdtps.tools.run_records import evaluated, read_records
 from demo_sdtps.tools.study_file import Variant
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
+POLL = 1.0  # seconds between two looks whether another study has ended
 
 Failures = dict[tuple[str, int], str]  # the reason of every failure, by the variant's name and seed
 
@@ -41,6 +47,7 @@ class Processes:
         self.alive: set[subprocess.Popen] = set()
         self.lock = threading.Lock()
         self.is_stopped = False
+        self.told: set[str] = set()
 
     def run(self, arguments: list[str], log: Path) -> str:
         """Run a script to its end, append its output to `log`, return the reason of a failure or ''. Raises `StoppedError`."""
@@ -59,6 +66,15 @@ class Processes:
         if process.returncode == 2 and last.startswith("error: "):
             return last.removeprefix("error: ")
         return f"it ended with code {process.returncode}; see {log}" if process.returncode else ""
+
+    def wait(self, sentence: str) -> None:
+        """Wait a while for another study, and say so once. Raises `StoppedError`."""
+        if self.is_stopped:
+            raise StoppedError
+        if sentence not in self.told:
+            self.told.add(sentence)
+            logger.info("%s; waiting for its end", sentence)
+        time.sleep(POLL)
 
     def stop(self) -> None:
         with self.lock:
@@ -95,19 +111,28 @@ def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[st
 
 def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
                processes: Processes) -> list[tuple[Variant, int, str]]:
-    """Run the unfinished steps of variants that share a run folder; returns each with the reason of its failure or ''."""
+    """Run the unfinished steps of variants that share a run folder; returns each with the reason of its failure or ''.
+
+    Another study that uses the same folder is waited for, and what it has finished is not repeated.
+    """
     errors: dict[Path, str] = {}  # by output; a failed step is not repeated for another variant
     outcomes = []
-    for variant, seed in sharing:
-        log = variant.run_folder(seed).with_suffix(".log")
-        for command, output in steps(variant, seed, study):
-            if output not in errors:
-                errors[output] = "" if is_done(output) else processes.run(command, log)
-                if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
-                    errors[output] = f"it was stopped before its end; see {log}"
-            if errors[output]:
-                break
-        outcomes.append((variant, seed, errors[output]))
+    variant, seed = sharing[0]
+    folder = variant.run_folder(seed)
+    with locked(folder.with_suffix(".lock"), f"The run {folder}", processes.wait):
+        for variant, seed in sharing:
+            log = folder.with_suffix(".log")
+            for command, output in steps(variant, seed, study):
+                if output not in errors:
+                    try:
+                        errors[output] = "" if is_done(output) else processes.run(command, log)
+                        if not errors[output] and not is_done(output):  # by SIGTERM: a training then saves and exits with 0
+                            errors[output] = f"it was stopped before its end; see {log}"
+                    except UserError as error:
+                        errors[output] = str(error)
+                if errors[output]:
+                    break
+            outcomes.append((variant, seed, errors[output]))
     return outcomes
 
 
@@ -123,15 +148,23 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or selects_patches(variant.cfg)):
             output = folder / f"{name}{suffix}.json"
-            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--json", str(output)], output))
+            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
+                          output))
     return found
 
 
 def is_done(output: Path) -> bool:
-    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
-    record = output.with_name(RECORD)
-    return (output.exists() and (read_json(record) or {}).get("status") == FINISHED
-            and output.stat().st_mtime >= record.stat().st_mtime)
+    """Whether the run is finished and `output`, one of its files, is not older than the run's record.
+
+    Raises `UserError` where the run's record or metrics are not as training writes them.
+    """
+    folder = output.parent
+    if not output.exists() or read_record(folder).get("status") != FINISHED:
+        return False
+    if not evaluated(read_records(folder)[-1:]):
+        raise UserError(f"{folder / METRICS} has no evaluation after the last epoch, though {RECORD} says that the run is "
+                        f"{FINISHED}; restore the file, or remove the folder to train again.")
+    return output.stat().st_mtime >= (folder / RECORD).stat().st_mtime
 
 
 def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +174,10 @@ def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[s
                              "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        found["records"][name] = read_json(folder / METRICS) or []
-        found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
+        found["records"][name], found["made_with"][name] = [], {}
+        with suppress(UserError):  # reported as the failure of the run
+            found["records"][name] = read_records(folder)
+            found["made_with"][name] = {key: value for key, value in read_record(folder).items() if key != "command"}
         if (variant.name, seed) in failures:
             found["failed"][name] = failures[variant.name, seed]
             continue

@@ -192,7 +192,8 @@ def commits_of(result: dict[str, Any]) -> list[str]:
 
 
 def _run_records(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [made for variant in result["variants"] for made in variant["made_with"].values() if made]
+    return [made for variant in result["variants"] for made in variant["made_with"].values()
+            if {"machine", "versions", "commit", "changed"} <= made.keys()]
 
 
 def _spread(values: Iterable[float], digits: int = 1) -> str:

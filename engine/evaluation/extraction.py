@@ -10,7 +10,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.distributed import all_gather_rows
 from demo_sdtps.engine.run.state import dataset_of
-from demo_sdtps.engine.runtime import check_finite, choose_precision, inference
+from demo_sdtps.engine.runtime import check_features, choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -25,7 +25,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
     number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
     process's share of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
-    finite, an image that cannot be read, and TEST.MISS all without `cases`.
+    finite or too large, an image that cannot be read, and TEST.MISS all without `cases`.
     """
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
@@ -41,5 +41,5 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
             start += len(cameras)
     if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
-    check_finite("The network's features", features)
+    check_features("The network's features", features)
     return [model.split_patterns(whole) for whole in features]

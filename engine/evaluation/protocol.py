@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
+from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
@@ -56,7 +57,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
     """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on."""
-    found = []
+    found = unread_warning([*train, *data.samples])
     known = {sample.identity for sample in train}
     if shared := sorted(known & {sample.identity for sample in data.samples}):
         found.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "

@@ -13,7 +13,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.evaluation.extraction import CASES
-from demo_sdtps.engine.runtime import check_finite
+from demo_sdtps.engine.runtime import check_features, check_finite
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.selectors import selector_name
 from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection
@@ -117,11 +117,17 @@ def selects_patches(cfg: CfgNode) -> bool:
     return bool(selector_name(cfg) or cfg.MODEL.SLIM_BLOCKS)
 
 
+def check_context(context: Context) -> None:
+    """Raise `UserError` for features, by which patches are selected, that are not finite or too large to be compared."""
+    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+
+
 def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of the selector, by modality.
 
-    Raises `UserError` for scores that are not finite.
+    Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
+    check_context(context)
     found: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in MODALITIES if modality not in context.missing]
     for number, stage in enumerate(context.stages, start=1):

@@ -1,22 +1,50 @@
 """OUTPUT_DIR during a run."""
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.files import atomic_write
-from demo_sdtps.engine.distributed import all_gather_object, is_main
-from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output
+from demo_sdtps.config import UserError
+from demo_sdtps.config.files import atomic_write, check_apart
+from demo_sdtps.config.lock import LOCK, locked
+from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, is_main
+from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output, remove_temporaries
 from demo_sdtps.engine.run.record import track_run
 from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.stop import Stopped
+from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import log_to
 
+REPLACE_RUN = "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged"  # of --overwrite
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked_output(cfg: CfgNode, inputs: Iterable[str | Path]) -> Iterator[None]:
+    """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
+
+    Raises `UserError` in the main process where another run does, where the folder cannot be written and where it lies in one
+    of the `inputs`; other processes then exit with 0, so that torchrun does not end the main process before its sentence.
+    """
+    output = Path(cfg.OUTPUT_DIR)
+    with ExitStack() as stack:
+        def refusal() -> str:
+            try:
+                check_apart(f"OUTPUT_DIR {output}", output, inputs)
+                stack.enter_context(locked(output / LOCK, f"OUTPUT_DIR {output}"))
+            except UserError as error:
+                return str(error)
+            return ""
+
+        if refused := broadcast_from_main(refusal):
+            if is_main():
+                raise UserError(refused)
+            sys.exit(0)
+        yield
 
 
 @contextmanager
@@ -27,13 +55,14 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
     """
     all_gather_object(None)  # wait: another process may still read what is replaced
     if not is_main():
-        with suppress(Stopped):
+        with suppress(Stopped), STOP.listening():
             yield Path(cfg.OUTPUT_DIR)
         return
     output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
     if resumed and resumed.path.name == PREVIOUS and (output / LAST).exists():
         # The next save would otherwise keep it as the previous checkpoint, in place of the good one.
         os.replace(output / LAST, output / DAMAGED)
+    remove_temporaries(output)
     with atomic_write(output / CONFIG) as temporary:
         temporary.write_text(cfg.dump(), encoding="utf-8")
     with log_to(output / LOG):
@@ -46,4 +75,5 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
                 yield output
                 logger.info("the run is in %s", output)
         except Stopped:
-            logger.info("stopped by SIGTERM, the run is saved in %s; the same command with RESUME auto continues it", output)
+            logger.info("stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
+                        STOP.requested or "a signal to another process", output)

@@ -1,4 +1,5 @@
-"""The files of a run: their names, the check before a run, metrics.json and TensorBoard."""
+"""The files of a run: their names, metrics.json and TensorBoard."""
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -6,32 +7,35 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import write_json
+from demo_sdtps.config.files import temporaries, write_json
 
 METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
 DAMAGED = "last.damaged.pth"  # a damaged last.pth, where the run was resumed from the previous checkpoint
-RESULTS = (METRICS, LAST, PREVIOUS, BEST)
+OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG, DAMAGED)
+EVENTS = "events.out.tfevents.*"
 
 
-def check_output(output: Path, overwrite: bool) -> None:
-    """Raise `UserError` where the folder holds a run that `overwrite` does not allow to replace."""
-    earlier = [name for name in RESULTS if (output / name).exists()]
-    if earlier and not overwrite:
-        raise UserError(f"OUTPUT_DIR {output} already holds a run ({earlier[0]}); choose another OUTPUT_DIR, pass --overwrite "
-                        "to replace it, or RESUME yes to continue it.")
+def own_files(output: Path) -> list[Path]:
+    """What is in the folder under the names of a run's files, also links to nothing."""
+    return [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if os.path.lexists(path)]
 
 
 def make_output(output: Path) -> Path:
     """Make the folder and remove the files of an earlier run in it. Raises `UserError` where it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name in (*RESULTS, DAMAGED, CONFIG, RECORD, LOG, "events.out.tfevents.*"):
-            for file in output.glob(name):
-                file.unlink()
+        for file in own_files(output):
+            file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
     return output
+
+
+def remove_temporaries(output: Path) -> None:
+    """Remove what a run that was killed while it wrote has left."""
+    for file in temporaries(output, OWN):
+        file.unlink()
 
 
 @contextmanager

@@ -1,27 +1,27 @@
 """Whether a command starts or resumes a run (RESUME), and from which checkpoint."""
 import logging
-import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, get_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, flatten
+from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.config.shortage import shortage
 from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
-from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, check_output
-from demo_sdtps.engine.run.state import STATE
-from demo_sdtps.modeling.weights import LOAD_ERRORS
+from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
+from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
+from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
-    "DATASETS.ROOT_DIR",  # the data's folder; the trainer compares the file names
-    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS",  # how data are read
+    "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what is in it
+    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
 )
@@ -61,7 +61,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
     run would be lost."""
     output = Path(cfg.OUTPUT_DIR)
     if cfg.RESUME == "no":
-        check_output(output, overwrite)
+        check_replaceable(output, overwrite)
         return None
     if overwrite:
         raise UserError(f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out.")
@@ -71,10 +71,11 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
                             "OUTPUT_DIR, or set RESUME to auto or no to start one.")
         # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
         is_same = _is_same(cfg, output / CONFIG, schema)
-        check_output(output, overwrite=is_same)
+        check_replaceable(output, overwrite=is_same)
         if is_same:
             logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
         return None
+    check_resumable(output)
     found = read_last(output)
     return Resumed(found.state, found.path, (*found.warnings, *check_config(cfg, found, schema)))
 
@@ -105,6 +106,10 @@ def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> 
         more = f" ({len(others) - 1} more keys differ)" if len(others) > 1 else ""
         raise UserError(f"{others[0]} is {now}, but the run in {found.path} was begun with {before}{more}; to continue it, "
                         "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
+    begun = found.state["epoch"] + bool(found.state["step"])
+    if begun > cfg.SOLVER.MAX_EPOCHS:
+        raise UserError(f"{LENGTH} is {cfg.SOLVER.MAX_EPOCHS}, but the run in {found.path} is further already "
+                        f"({found.progress}); give at least {begun}, or choose another OUTPUT_DIR.")
     return [f"{key} is {now} and was {before}: the run goes on with the learning rates of the new length, so its numbers are "
             "not those of a run that had it from the beginning" for key, (before, now) in changed.items()]
 
@@ -113,21 +118,43 @@ def _read(path: Path) -> Mapping:
     """The content of a last.pth. Raises `UserError`, without a full stop, where it is damaged or not one of ours."""
     if not path.exists():
         raise UserError(f"{path} is missing")
+    if path.is_file():
+        path.open("rb").close()  # a file that may not be read is not damaged: the `PermissionError` ends the command
     try:
+        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
-        with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
-            warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (*LOAD_ERRORS, zipfile.BadZipFile, OSError):
+        state = load_torch(path)
+    except LOAD_ERRORS as error:
+        if shortage(error):  # the file may be whole
+            raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
-    missing = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)]
-    if missing:
-        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it, or another than training writes)")
-    return state
+    wrong = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)] or [
+        *(name for name in NEVER_EMPTY if not held[name]), *(["step"] if held["step"] < 0 else ()),
+        *(["epoch"] if held["epoch"] != _last_epoch(held["records"]) else ())]
+    if wrong:
+        raise UserError(f"{path} holds no state to continue from (no {wrong[0]!r} in it, or another than training writes)")
+    return held
+
+
+def _last_epoch(records: Sequence) -> object:
+    """The epoch of the last record, 0 without any."""
+    last = records[-1] if records else {"epoch": 0}
+    return last.get("epoch") if isinstance(last, Mapping) else None
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Inside, an error by which the state in `path` shows to be another than training writes is raised as `UserError`."""
+    try:
+        yield
+    except LOAD_ERRORS as error:
+        raise UserError(f"The run cannot continue from {path}, whose state is not as training writes it "
+                        f"({type(error).__name__}: {' '.join(str(error).split())}); restore the file, or start the run again "
+                        "with --overwrite and without RESUME.") from error
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
@@ -142,7 +169,7 @@ def _changes(cfg: CfgNode, content: Mapping, schema: Schema) -> dict[str, tuple[
 
     A key that the stored configuration lacks, because the key is newer, counts as its default.
     """
-    defaults, now = (dict(flatten(yaml.safe_load(config.dump()), schema)) for config in (get_cfg(schema), cfg))
+    defaults, now = (flat(config, schema) for config in (get_cfg(schema), cfg))
     before = defaults | dict(flatten(content, schema))
 
     def text(values: Mapping, key: str) -> str:

@@ -14,11 +14,13 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets.samplers import EpochBatchSampler
 
 STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": float, "records": list, "meter": Mapping,
-         "optimizers": list, "scaler": Mapping, "random": list, "data": int}
+         "optimizers": list, "scaler": Mapping, "random": list, "data": Mapping | int}
 """Entries of last.pth that resuming needs, and their types: `epoch` epochs are done, and `step` steps of the next.
 
 Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
-of an epoch follow from the seed (datasets/samplers.py)."""
+of an epoch follow from the seed (datasets/samplers.py). `data` is the fingerprint of the data (engine/run/data.py), in
+checkpoints of earlier versions `names_crc`."""
+NEVER_EMPTY = ("model", "config", "meter", "optimizers", "random")
 
 
 def random_states() -> dict[str, object]:
@@ -41,7 +43,7 @@ def set_random_states(states: Mapping) -> None:
             torch.cuda.set_rng_state(state, device)
 
 
-def fingerprint(cfg: CfgNode, loader: DataLoader) -> int:
+def names_crc(cfg: CfgNode, loader: DataLoader) -> int:
     """A CRC-32 of the training files' names below DATASETS.ROOT_DIR, in their order."""
     root, dataset = str(Path(cfg.DATASETS.ROOT_DIR)), dataset_of(loader)
     names = (file.removeprefix(root) for index in range(len(dataset)) for file in dataset.files(index))

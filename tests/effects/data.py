@@ -1,6 +1,7 @@
 """DATASETS, DATALOADER and INPUT: what is read, how it is batched, how images are augmented."""
 import multiprocessing
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def loading_processes(cfg):
     loaded = batches(training_loader(cfg))
     next(loaded)
     return len(set(multiprocessing.active_children()) - before)
+
+
+@effect("DATALOADER.TIMEOUT", {"0.1": True, "0": False, "1800": False}, "DATALOADER.NUM_WORKERS", "1", "DATASETS.CACHE", "no")
+def a_slow_batch_is_reported(cfg):
+    loader = training_loader(cfg)
+    decode = loader.dataset.decode
+    loader.dataset.decode = lambda paths: time.sleep(0.5 / cfg.SOLVER.IMS_PER_BATCH) or decode(paths)
+    return is_reported(next, batches(loader))
 
 
 @effect("DATALOADER.NUM_INSTANCE", {"2": {2}, "4": {4}})

@@ -1,0 +1,149 @@
+"""What commands write: refused before any work where it would replace something, and written before anything is printed."""
+import json
+import os
+from contextlib import redirect_stdout
+
+import pytest
+import seps_tiny
+import yaml
+from commands import BASELINE, CONFIG, ONE_LINE, cases_of, cli_args_for, contents, weights_file
+from interrupted import call
+
+from demo_sdtps import test_net, train_net
+from demo_sdtps.benchmarks import run as benchmark
+from demo_sdtps.config import load_cfg
+from demo_sdtps.tools import (
+    convert_checkpoint,
+    draw_curves,
+    draw_ranks,
+    draw_tokens,
+    export_features,
+    kill_test,
+    report,
+    selection_quality,
+    slim_curve,
+    study,
+)
+
+EVALUATIONS = {"test_net": (test_net.main, "--json", ".json"), "export_features": (export_features.main, "--output", ".npz"),
+               "draw_ranks": (draw_ranks.main, "--output", ".png"), "draw_tokens": (draw_tokens.main, "--output", ".png"),
+               "selection_quality": (selection_quality.main, "--json", ".json"),
+               "slim_curve": (slim_curve.main, "--json", ".json"), "slim_curve's image": (slim_curve.main, "--output", ".png"),
+               "test_seps": (seps_tiny.test_seps.main, "--json", ".json")}
+OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: ["none.pth", path, "--to", "ours"]),
+          "draw_curves": (draw_curves.main, "x.png", lambda path: ["--run", "none", "--output", path]),
+          "draw_curves by default": (draw_curves.main, "curves.png", lambda path: ["--run", path.parent]),
+          "report": (report.main, "tokens.png", lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent]),
+          "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),
+          "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
+          "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}
+
+
+def study_file(folder):
+    path = folder / "one.yml"
+    path.write_text(yaml.safe_dump({"config": str(CONFIG), "variants": {"one": {}}}))
+    return path
+
+
+def evaluation(name, root, path):
+    """Words of an evaluation that writes `path`, of weights that do not exist."""
+    words = seps_tiny.cli_args_for(root) if name == "test_seps" else cli_args_for(root)
+    return [*words, "--weight", "none.pth", EVALUATIONS[name][1], path]
+
+
+@pytest.fixture
+def refusal(command):
+    """Call a command, which must end with one sentence before it has read or written anything: → that sentence."""
+    def call(folder, main, words):
+        before = contents(folder)
+        code, stdout, stderr = command(main, *words)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert contents(folder) == before
+        return stderr
+
+    return call
+
+
+@pytest.mark.parametrize("name", [*EVALUATIONS, *OTHERS])
+def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, name):
+    """The weights, data and runs do not exist, which would be reported later."""
+    if name in EVALUATIONS:
+        main, _, suffix = EVALUATIONS[name]
+        path = tmp_path / f"x{suffix}"
+        words = evaluation(name, tmp_path, path)
+    else:
+        main, file, words_for = OTHERS[name]
+        path = tmp_path / file
+        words = words_for(path)
+    path.write_text("mine")
+    said = refusal(tmp_path, main, words)
+    assert f"The output {path} already exists; choose another, or pass --overwrite to replace it." in said
+    path.unlink()
+    path.symlink_to(tmp_path / "nothing")
+    assert "is not a regular file" in refusal(tmp_path, main, [*words, "--overwrite"])
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_output_in_the_data_set_is_refused_always(refusal, tmp_path, name):
+    """New, or in place of a file that is there, such as a mask."""
+    folder = tmp_path / ("shapes" if name == "test_seps" else "RGBNT201") / "test" / "MASK"
+    folder.mkdir(parents=True)
+    main, _, suffix = EVALUATIONS[name]
+    (folder / f"000007{suffix}").write_text("a mask")
+    for file in ("000007", "new"):
+        said = refusal(tmp_path, main, [*evaluation(name, tmp_path, folder / f"{file}{suffix}"), "--overwrite"])
+        assert f"lies in {folder.parents[1]}, which this command reads" in said
+
+
+def test_a_configuration_is_no_output(refusal, tmp_path):
+    config = tmp_path / "x.json"
+    config.write_text(CONFIG.read_text())
+    words = ["--config_file", config, "--weight", "none.pth", "--json", config, "--overwrite"]
+    assert f"is {config}, which this command reads" in refusal(tmp_path, test_net.main, words)
+
+
+@pytest.fixture
+def words(tiny_root, tmp_path, request):
+    """Of a model with a selector; for slim_curve.py, which drops patches before it, of one without."""
+    config = BASELINE if "slim_curve" in request.node.name else CONFIG
+    words = cli_args_for(tiny_root, config=config)
+    return [*words, "--weight", weights_file(tmp_path / "w.pth", load_cfg(config, words[2:]))]
+
+
+@pytest.fixture(params=["closed", "full"])
+def unwritable(request):
+    """A standard output that nobody reads any more, or on a full disk: → the exit code that it leads to, and the file."""
+    writer = os.open("/dev/full", os.O_WRONLY)
+    if request.param == "closed":
+        os.close(writer)
+        reader, writer = os.pipe()
+        os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        yield {"full": 2, "closed": 141}[request.param], file
+
+
+@pytest.mark.parametrize("more", [["--keys"], ["--help"]])
+def test_an_output_that_cannot_be_printed_is_reported(unwritable, capfd, more):
+    code, file = unwritable
+    with redirect_stdout(file):
+        assert call(more, train_net.main) == code
+    said = capfd.readouterr().err
+    assert said == ("" if code != 2 else f"{ONE_LINE}The standard output cannot be written (No space left on device); "
+                                         "free some space or send it elsewhere.\n")
+
+
+@pytest.mark.parametrize("name", ["test_net", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "selection_quality", "slim_curve"))])
+def test_numbers_are_written_before_they_are_printed(unwritable, words, tmp_path, name):
+    code, file = unwritable
+    more = ["--scores", "random", "--blocks", "1", "--keep", "0.5"] if name == "slim_curve" else []
+    with redirect_stdout(file):
+        assert call([*words, "--json", tmp_path / "x.json", *more], EVALUATIONS[name][0]) == code
+    assert json.loads((tmp_path / "x.json").read_text())["caption"]
+
+
+def test_overwrite_replaces_an_output(words, command, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    code, _, stderr = command(test_net.main, *words, "--json", path, "--overwrite")
+    assert code == 0 and list(cases_of(path)) == ["None"], stderr
