@@ -31,6 +31,7 @@ setup(
         "safetensors>=0.4",
         "huggingface_hub>=0.26",
     ],
-    extras_require={"seps": SEPS, "onnx": ONNX, "dev": [*SEPS, *ONNX, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6",
-                                          "mypy>=1.11", "setuptools>=64"]},
+    extras_require={"seps": SEPS, "onnx": ONNX,
+                    "dev": [*SEPS, *ONNX, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11",
+                            "setuptools>=64"]},
 )
