@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +92,15 @@ def table_of(text):
     """The numbers of a printed table by pattern, as they are printed."""
     lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
     return {line[0]: line[2:] for line in lines}
+
+
+def checkpoint_file(path, cfg, classes=6, cameras=4):
+    """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
+    torch.manual_seed(3)
+    model = make_model(cfg, classes, cameras)
+    model.backbone.camera_embedding.data.normal_()
+    save_checkpoint(path, cfg, model, 1)
+    return path
 
 
 def weights_file(path, cfg, dataset="RGBNT201"):

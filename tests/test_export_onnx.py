@@ -5,7 +5,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, SHOWN, cameras_of, cli_args_for, weights_file
+from commands import CONFIG, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from golden_cases import relative_error
 from PIL import Image
 from tiny import random_images, tiny_model
@@ -37,10 +37,11 @@ def test_an_exported_program_takes_any_batch(opts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opts", [MODELS["saliency"], MODELS["supervised"], FUSION], ids=["saliency", "supervised", "SDTPS"])
+@pytest.mark.parametrize("opts", [MODELS["saliency"], (*MODELS["supervised"], "MODEL.USE_SDTPS", True)],
+                         ids=["saliency, HDM, ATMoE", "supervised, SDTPS"])
 def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, command, tmp_path):
     """With preprocessing by the metadata alone; the last camera is the mean."""
-    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
     code, stdout, stderr = command(export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx")
     assert code == 0, stderr
     assert [line.split()[0] for line in stdout.splitlines()] == ["batch", "1", "3", "8", "Wrote"]
@@ -49,7 +50,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, comma
     size, mean, std = [int(told["height"]), int(told["width"])], literal_eval(told["mean"]), literal_eval(told["std"])
     fed = {}
     for name, paths in files.items():
-        pixels = torch.stack([torch.from_numpy(np.asarray(Image.open(path).convert("RGB"))).permute(2, 0, 1) for path in paths])
+        pixels = torch.stack([torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) for path in paths])
         resized = v2.functional.resize(pixels, size, antialias=True)
         fed[name] = v2.functional.normalize(resized * float(told["scale"]), mean, std).numpy()
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
@@ -62,7 +63,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, comma
 
 
 def test_what_cannot_be_exported_is_told(tiny_root, command, tmp_path):
-    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
     for words, said in ((["--weight", tmp_path / "no.pth", "--output", tmp_path / "m.onnx"], "no.pth"),
                         (["--weight", weights, "--output", tmp_path / "m.pth"], ".onnx")):
         code, _, stderr = command(export_onnx.main, *words)

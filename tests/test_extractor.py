@@ -4,14 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import SHOWN, cameras_of, cli_args_for
+from commands import SHOWN, cameras_of, checkpoint_file, cli_args_for
 from PIL import Image
 
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine import extractor
-from demo_sdtps.engine.checkpoint import save_checkpoint
-from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import export_features
 
 
@@ -25,11 +23,7 @@ def trained(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
     words = cli_args_for(tiny_root, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
-    cfg = load_cfg(words[1], words[2:])
-    torch.manual_seed(3)
-    model = make_model(cfg, 6, 4)
-    model.backbone.camera_embedding.data.normal_()
-    save_checkpoint(folder / "last.pth", cfg, model, 1)
+    checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
     return folder
 
 

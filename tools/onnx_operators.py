@@ -1,4 +1,7 @@
 """ONNX operators in place of those of torch that torch's exporter does not know."""
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from onnxscript import opset18 as op
 
@@ -44,6 +47,7 @@ def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None,
     return op.ReduceSum(op.Cast(below, to=7), op.Constant(value_ints=[-1]), keepdims=0)  # 7: int64
 
 
-OPERATORS = {aten.sort.stable: sort_stable, aten.kthvalue.default: kthvalue, aten._cdist_forward.default: cdist,
-             aten.cummin.default: cummin, aten.searchsorted.Tensor: searchsorted}
+OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.sort.stable: sort_stable, aten.kthvalue.default: kthvalue, aten._cdist_forward.default: cdist,
+    aten.cummin.default: cummin, aten.searchsorted.Tensor: searchsorted}
 """For `custom_translation_table` of torch.onnx.export."""
