@@ -3,6 +3,8 @@ from setuptools import find_packages, setup
 
 SEPS = ["transformers>=4.48"]
 """The text tower of train_seps.py."""
+ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
+"""tools/export_onnx.py."""
 
 setup(
     name="demo-sdtps",
@@ -29,6 +31,7 @@ setup(
         "safetensors>=0.4",
         "huggingface_hub>=0.26",
     ],
-    extras_require={"seps": SEPS, "dev": [*SEPS, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6",
-                                          "mypy>=1.11", "setuptools>=64"]},
+    extras_require={"seps": SEPS, "onnx": ONNX,
+                    "dev": [*SEPS, *ONNX, "pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11",
+                            "setuptools>=64"]},
 )

@@ -12,6 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
+from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
@@ -32,7 +33,6 @@ BLANK = np.zeros((1, 1, 3), np.uint8)
 Item = Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
 Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
 
-
 UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
 """Keys that name paths of the machine of the training, which `save_pretrained` leaves out."""
 
@@ -44,8 +44,12 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     "auto"; `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for a file that is missing,
     cannot be read, or does not fit.
     """
-    cfg = load_cfg(config_file or stored_config(Path(weight)), [*map(str, opts), "TEST.WEIGHT", str(weight)])
-    checkpoint = read_checkpoint(weight)
+    return make_extractor(load_cfg(config_file or stored_config(Path(weight)), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
+
+
+def make_extractor(cfg: CfgNode) -> "Extractor":
+    """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, extractor.model, checkpoint)
@@ -55,10 +59,11 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
 class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", license="mit", tags=["re-identification"]):
     """Features of triplets of images, by a trained model: `features`.
 
-    `settings` is the configuration as YAML, the text that a checkpoint has. `widths` has the columns D of a feature by
-    return pattern. `save_pretrained(folder)` writes weights and configuration (safetensors and JSON), from which
-    `Extractor.from_pretrained` makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads
-    it. Raises `UserError` for a configuration that is not valid or that reads foreground masks.
+    `settings` is the configuration as YAML, the text that a checkpoint has. `widths` has the columns D of a feature by return
+    pattern, `cameras` is the number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights
+    and configuration (safetensors and JSON), from which `Extractor.from_pretrained` makes an equal one, as from a repository of
+    the Hugging Face hub, to which `push_to_hub` uploads it. Raises `UserError` for a configuration that is not valid or that
+    reads foreground masks.
     """
 
     def __init__(self, settings: str, num_class: int, camera_num: int):
@@ -70,6 +75,8 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             compile_model(self.model, choose_device(self.cfg))
+        embedding = self.model.backbone.camera_embedding
+        self.cameras = 0 if embedding is None else len(embedding)
         whole = torch.empty(0, sum(self.model.widths.values()))
         self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
 
@@ -104,17 +111,14 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the camera of `mean_camera`."""
-        embedding = self.model.backbone.camera_embedding
-        if embedding is None:
-            return [0] * count
         found = [camera] * count if camera is None or isinstance(camera, int) else list(camera)
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
         for label in found:
-            if label is not None and not 0 <= label < len(embedding):
-                raise UserError(f"The camera is {label}, but the model knows cameras 0 to {len(embedding) - 1}; give one of "
+            if label is not None and self.cameras and not 0 <= label < self.cameras:
+                raise UserError(f"The camera is {label}, but the model knows cameras 0 to {self.cameras - 1}; give one of "
                                 "them, or None for another camera.")
-        return [len(embedding) if label is None else int(label) for label in found]
+        return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
         dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,

@@ -14,7 +14,7 @@ from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.selectors import make_selector, selector_name
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection, Selector
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection, Selector, split_rows
 from demo_sdtps.modeling.slimming import make_slimming, patch_shares
 
 
@@ -141,7 +141,7 @@ class DeMo(nn.Module):
         if self.slimming:
             return self._slim(self._stem(images, cam_label), images, missing)
         tokens = self.backbone(*self._batch(images, cam_label))
-        patches, class_tokens = (dict(zip(_present(images), part.chunk(len(_present(images))), strict=True)) for part in tokens)
+        patches, class_tokens = (split_rows(part, _present(images)) for part in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
         return Context(patches, class_tokens, self.backbone.grid_size, global_feats, missing)
 
@@ -173,9 +173,7 @@ class DeMo(nn.Module):
     def _stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
         assert self.slimming
-        shown = _present(images)
-        tokens = self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0])
-        return dict(zip(shown, tokens.chunk(len(shown)), strict=True))
+        return split_rows(self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0]), _present(images))
 
     def _slim(self, stem: ByModality, images: ByModality, missing: frozenset[str]) -> Context:
         """The other blocks, and PIFE."""

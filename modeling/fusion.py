@@ -89,7 +89,7 @@ class HDM(nn.Module):
         for modality, subsets in HOLDERS.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
             seen = torch.cat([F.linear(global_feats[modality], key).unsqueeze(-1),
-                              torch.bmm(key.expand(len(tokens), -1, -1), tokens.transpose(1, 2))], dim=-1)
+                              torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2))], dim=-1)
             logits |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
         for subset, modalities in SUBSETS.items():
             own = torch.cat([logits[subset, modality] for modality in modalities], dim=-1).softmax(dim=-1)

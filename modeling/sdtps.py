@@ -89,7 +89,7 @@ def select(score: torch.Tensor, keep: int, gumbel_tau: float | None = None,
 def take(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """tokens (B, N, C), index (B, K) → tokens (B, K, C)."""
     # Several times as fast on a CPU as gather, whose index is as large as its result.
-    return tokens[torch.arange(len(tokens), device=tokens.device).unsqueeze(-1), index]
+    return tokens[torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(-1), index]
 
 
 def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 from demo_sdtps.modeling.class_attention import check_class_attention, class_attention, keys
 from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, remaining_patches, split_rows
 from demo_sdtps.modeling.selectors.cues import attention_divergence
 
 
@@ -34,7 +34,7 @@ class Stage:
     def mask(self, modality: str, patches: int) -> torch.Tensor:
         """(B, N) float32: 1 for a patch of the grid that was kept."""
         kept = self.kept[modality]
-        return torch.zeros(len(kept), patches, device=kept.device).scatter_(1, kept, 1.0)
+        return torch.zeros(kept.shape[0], patches, device=kept.device).scatter_(1, kept, 1.0)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Slimming(nn.Module):
             scores = self._summed(own, missing) if self.shared else own
             score = torch.cat(list(scores.values()))
             slimmed = self._drop(number, backbone.vit.num_prefix_tokens, tokens, score, context)
-            stages.append(Stage(context.places, scores, _split(_places(slimmed, self.grid), names)))
+            stages.append(Stage(context.places, scores, split_rows(_places(slimmed, self.grid), names)))
             tokens = backbone.run_blocks(slimmed, self.blocks[number], stop)
         if distils:
             losses += self._distillation(backbone, tokens, students)
@@ -122,7 +122,7 @@ class Slimming(nn.Module):
         values = values.to(given) if backbone.precision else values
         weights = self._weights(stages[-1]) if self.is_weighing else {}
         loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-        return Slimmed(_split(values[:, prefix:], names), _split(values[:, 0], names), tuple(stages), weights, loss)
+        return Slimmed(split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), weights, loss)
 
     def _context(self, backbone: Backbone, tokens: Tokens, names: Sequence[str], number: int, missing: frozenset[str],
                  images: ByModality, foreground: torch.Tensor | None) -> Context:
@@ -131,13 +131,13 @@ class Slimming(nn.Module):
         attention = {}
         if self.stage_scores[number].needs_attention:
             seen = class_attention(backbone, tokens, self.blocks[number])
-            attention = _split(seen[..., patches], names)
+            attention = split_rows(seen[..., patches], names)
         metric = {}
         if self.stage_scores[number].needs_keys:
-            metric = _split(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
-        by_name, (size, stride) = _split(places, names), backbone.patch_windows
+            metric = split_rows(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
+        by_name, (size, stride) = split_rows(places, names), backbone.patch_windows
         shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
-        return Context(_split(tokens.values[:, patches], names), _split(tokens.values[:, 0], names), self.grid,
+        return Context(split_rows(tokens.values[:, patches], names), split_rows(tokens.values[:, 0], names), self.grid,
                        missing=missing, attention=attention, keys=metric, places=by_name, foreground=shares, images=images,
                        patch_size=size, patch_stride=stride)
 
@@ -164,9 +164,9 @@ class Slimming(nn.Module):
         tau = scorer.gumbel_tau if self.training and score.requires_grad else None
         kept, decision = select(score, keep, tau)
         kept = kept.sort(dim=1).values  # in the order of the grid
-        first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)
+        first = torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1)
         last = torch.arange(tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device)
-        index = torch.cat([first, kept + prefix, last.expand(len(kept), -1)], dim=1)
+        index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
         values, sizes = take(tokens.values, index), None if tokens.sizes is None else tokens.sizes.gather(1, index)
         if tau:
             # The factor is 1; it carries the straight-through gradient.
@@ -196,17 +196,12 @@ def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
     """(B, n) int64: index on the grid of each patch."""
     if tokens.places is not None:
         return tokens.places
-    return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(len(tokens.values), 1)
+    return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(tokens.values.shape[0], 1)
 
 
 def _at(places: torch.Tensor, scored: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     """The scores of the patches at `places` (B, K) on the grid, given those (B, n) of the patches `scored` (B, n)."""
     return score.gather(1, torch.searchsorted(scored.contiguous(), places))
-
-
-def _split(rows: torch.Tensor, names: Sequence[str]) -> ByModality:
-    """(M·B, …) → (B, …) by modality."""
-    return dict(zip(names, rows.chunk(len(names)), strict=True))
 
 
 def _joined(parts: Sequence[Slimmed]) -> Slimmed:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,13 @@ RUN = {"status": "finished", "versions": {"torch": "2"}, "machine": {"device": "
 EPOCH = {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "patterns": {
     pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"}}
 """The least that run.json of a finished run and a record of metrics.json have."""
+
+SHOWN = 5  # triplets of the fixture `files`
+
+
+def cameras_of(files):
+    """Cameras, from 0, of the fixture `files`."""
+    return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
 
 
 def cli_args_for(root, *more, config=CONFIG, small=SMALL):
@@ -84,6 +92,15 @@ def table_of(text):
     """The numbers of a printed table by pattern, as they are printed."""
     lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
     return {line[0]: line[2:] for line in lines}
+
+
+def checkpoint_file(path, cfg, classes=6, cameras=4):
+    """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
+    torch.manual_seed(3)
+    model = make_model(cfg, classes, cameras)
+    model.backbone.camera_embedding.data.normal_()
+    save_checkpoint(path, cfg, model, 1)
+    return path
 
 
 def weights_file(path, cfg, dataset="RGBNT201"):

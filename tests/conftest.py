@@ -64,6 +64,15 @@ def tiny_root(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def files(tiny_root):
+    """Paths of some gallery triplets of `tiny_root` by "rgb", "ni" and "ti", sorted by name."""
+    from commands import SHOWN
+
+    folder = tiny_root / "RGBNT201" / "test"
+    return {name.lower(): sorted((folder / name).iterdir())[:SHOWN] for name in ("RGB", "NI", "TI")}
+
+
+@pytest.fixture(scope="session")
 def shapes_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
     from seps_tiny import CAPTIONS, SIZES

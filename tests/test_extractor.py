@@ -4,17 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import cli_args_for
+from commands import SHOWN, cameras_of, checkpoint_file, cli_args_for
 from PIL import Image
 
 import demo_sdtps
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine import extractor
-from demo_sdtps.engine.checkpoint import save_checkpoint
-from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import export_features
-
-COUNT = 5
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +23,8 @@ def trained(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
     words = cli_args_for(tiny_root, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
-    cfg = load_cfg(words[1], words[2:])
-    torch.manual_seed(3)
-    model = make_model(cfg, 6, 4)
-    model.backbone.camera_embedding.data.normal_()
-    save_checkpoint(folder / "last.pth", cfg, model, 1)
+    checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
     return folder
-
-
-@pytest.fixture(scope="module")
-def files(tiny_root):
-    """Paths of some gallery triplets by argument of `features`, sorted by name."""
-    folder = tiny_root / "RGBNT201" / "test"
-    return {name.lower(): sorted((folder / name).iterdir())[:COUNT] for name in MODALITIES}
-
-
-def cameras_of(files):
-    return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
 
 
 def exported(command, weights, tmp_path, pattern, *opts):
@@ -51,13 +32,13 @@ def exported(command, weights, tmp_path, pattern, *opts):
     code, _, stderr = command(export_features.main, "--weight", weights / "last.pth", "--return_pattern", pattern,
                               "--normalise", "--output", output, *opts)
     assert code == 0, stderr
-    return np.load(output)["features"][:COUNT]
+    return np.load(output)["features"][:SHOWN]
 
 
 @pytest.mark.parametrize("pattern", [1, 2, 3])
 def test_features_with_the_camera_are_those_of_export_features(reid, trained, files, command, tmp_path, pattern):
     found = reid.features(**files, pattern=pattern, camera=cameras_of(files))
-    assert found.dtype == np.float32 and found.shape == (COUNT, reid.widths[pattern])
+    assert found.dtype == np.float32 and found.shape == (SHOWN, reid.widths[pattern])
     assert np.allclose(found, exported(command, trained, tmp_path, pattern), atol=1e-5)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
@@ -72,7 +53,7 @@ def test_a_missing_modality_is_that_of_the_evaluation(reid, trained, files, comm
     mixed = {name: [None if name in missing and number % 2 else path for number, path in enumerate(paths)]
              for name, paths in files.items()}
     whole = reid.features(**files, camera=cameras)
-    expected = np.where(np.arange(COUNT)[:, None] % 2, found, whole)
+    expected = np.where(np.arange(SHOWN)[:, None] % 2, found, whole)
     assert np.allclose(reid.features(**mixed, camera=cameras), expected, atol=1e-5)
 
 
@@ -129,7 +110,7 @@ def test_a_saved_model_gives_the_same_features_without_the_paths_of_its_training
 BAD = {
     "no image": (lambda files: {}, ["rgb, ni and ti are all None"]),
     "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
-    "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{COUNT} of rgb", "2 of ti", "as many"]),
+    "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{SHOWN} of rgb", "2 of ti", "as many"]),
     "a missing file": (lambda files: {"ni": "nowhere.jpg"}, ["nowhere.jpg", "cannot be read"]),
     "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
     "channels last": (lambda files: {"rgb": torch.zeros(32, 16, 3, dtype=torch.uint8)}, ["(32, 16, 3)", "(3, height, width)"]),
@@ -137,7 +118,7 @@ BAD = {
     "not a number": (lambda files: {"rgb": np.full((32, 16, 3), np.nan)}, ["nan", "0 to 1"]),
     "no image at all": (lambda files: {"rgb": [7]}, ["int", "a path, a PIL image"]),
     "unknown camera": (lambda files: files | {"camera": 4}, ["camera is 4", "0 to 3"]),
-    "too few cameras": (lambda files: files | {"camera": [0, 1]}, ["2 cameras", f"{COUNT} triplets"]),
+    "too few cameras": (lambda files: files | {"camera": [0, 1]}, ["2 cameras", f"{SHOWN} triplets"]),
     "unknown pattern": (lambda files: files | {"pattern": 4}, ["pattern is 4", "1 (original)"]),
 }
 

@@ -129,9 +129,10 @@ class Backbone(nn.Module, ABC):
     @staticmethod
     def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
         """Tensors (B, …) of `images_each` images a row, in parts that pass through the backbone at once."""
-        is_split = tensors[0].device.type == "cpu" and not torch.is_grad_enabled()
-        size = max(1, CHUNK // images_each) if is_split else max(1, len(tensors[0]))
-        return [tensor.split(size) for tensor in tensors]
+        # An exported graph has no loop over the batch, whose size it does not know.
+        if tensors[0].device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return [(tensor,) for tensor in tensors]
+        return [tensor.split(max(1, CHUNK // images_each)) for tensor in tensors]
 
     def compile_blocks(self) -> None:
         """Compile the transformer's blocks at their first run; they share the compiled code."""

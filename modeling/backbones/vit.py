@@ -46,7 +46,7 @@ class ViT(Backbone):
     def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         vit = self.vit
         patches = vit.patch_embed(images)
-        prefix = torch.cat([token.expand(len(images), -1, -1) for token in prefix_tokens(vit)], dim=1)
+        prefix = torch.cat([token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)], dim=1)
         if self.camera_embedding is not None:
             camera = self.camera_weight * self.camera_embedding[cameras]  # (B, 1, C)
             prefix, patches = prefix + camera, patches + camera if self.camera_on_patches else patches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from demo_sdtps.modeling.slimming import Stage
 
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
+
+
+def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
+    """(M·B, …) → (B, …) by modality, as views."""
+    # Not by `chunk`, with which an exported graph (torch.export) would know the batch.
+    return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Context:
         if modality in self.places:
             return self.places[modality]
         tokens = self.tokens[modality]
-        return torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+        return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
 
 
 @dataclass(frozen=True)

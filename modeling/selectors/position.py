@@ -94,5 +94,5 @@ class RunningDistinctness(RunningMap):
         return tokens
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        mean = self.map[MODALITIES.index(context.modality)].expand(1, len(tokens), -1)
+        mean = self.map[MODALITIES.index(context.modality)].expand(1, tokens.shape[0], -1)
         return 1 - cosines(tokens, mean)[0]

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
+from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, split_rows
 from demo_sdtps.modeling.selectors.cues import at_border
 
 NEAREST = 3  # a patch at the border is itself its nearest
@@ -32,9 +32,8 @@ class Saliency(Score):
         images = torch.cat([context.images[modality] for modality in context.tokens])
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
-            scores = border_contrast(colours, self.border, self.grid).chunk(len(context.tokens))
-        return {modality: score.gather(1, context.places_of(modality))
-                for modality, score in zip(context.tokens, scores, strict=True)}
+            scores = split_rows(border_contrast(colours, self.border, self.grid), context.tokens)
+        return {modality: score.gather(1, context.places_of(modality)) for modality, score in scores.items()}
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]

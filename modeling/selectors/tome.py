@@ -49,7 +49,7 @@ class ToMe(Score):
 
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
         count, left = score.shape[1], slimmed.places.shape[1]  # type: ignore[union-attr]  # a stage sets the places
-        kept, goal = decision > 0, torch.arange(count, device=score.device).repeat(len(score), 1)
+        kept, goal = decision > 0, torch.arange(count, device=score.device).repeat(score.shape[0], 1)
         goal[:, ::2] = torch.where(kept[:, ::2], goal[:, ::2], matching(torch.cat(list(context.keys.values())))[1])
         slot = (kept.cumsum(dim=1) - 1).gather(1, goal)  # place among the kept of the patch that each becomes part of
         # There is no extra token: the patches are the last tokens.

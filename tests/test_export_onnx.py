@@ -1,0 +1,70 @@
+"""The model as an exported program of torch and as ONNX, for any batch."""
+from ast import literal_eval
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from golden_cases import relative_error
+from PIL import Image
+from tiny import random_images, tiny_model
+from torchvision.transforms import v2
+
+import demo_sdtps
+from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.tools import export_onnx
+
+SLIM = ("MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_KEEP", "[0.5, 0.5]",
+        "INPUT.JOINT_AUGMENTATION", True)
+FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
+MODELS = {"SDTPS": (), "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "saliency"),
+          "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised", "MODEL.PIFE_WEIGHTED", True),
+          "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "tome")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opts", MODELS.values(), ids=MODELS)
+def test_an_exported_program_takes_any_batch(opts):
+    model = tiny_model(*opts).eval()
+    program = export_onnx.export_program(model, [64, 32]).module()
+    for batch in (1, 3, 40):
+        images, cameras = random_images(batch, batch)
+        with torch.no_grad():
+            expected = model.patterns(images, cameras)
+            found = program(*images.values(), cameras)
+        assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected.values(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opts", [MODELS["saliency"], (*MODELS["supervised"], "MODEL.USE_SDTPS", True)],
+                         ids=["saliency, HDM, ATMoE", "supervised, SDTPS"])
+def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, command, tmp_path):
+    """With preprocessing by the metadata alone; the last camera is the mean."""
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
+    code, stdout, stderr = command(export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx")
+    assert code == 0, stderr
+    assert [line.split()[0] for line in stdout.splitlines()] == ["batch", "1", "3", "8", "Wrote"]
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    told = session.get_modelmeta().custom_metadata_map
+    size, mean, std = [int(told["height"]), int(told["width"])], literal_eval(told["mean"]), literal_eval(told["std"])
+    fed = {}
+    for name, paths in files.items():
+        pixels = torch.stack([torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) for path in paths])
+        resized = v2.functional.resize(pixels, size, antialias=True)
+        fed[name] = v2.functional.normalize(resized * float(told["scale"]), mean, std).numpy()
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
+    for cameras, given in ((np.array(known), known), (unknown, None)):
+        found = session.run(None, {**fed, "camera": cameras})
+        for pattern, own in zip(RETURN_PATTERNS, found, strict=True):
+            expected = reid.features(**files, pattern=pattern, camera=given, normalise=False)
+            assert relative_error(torch.from_numpy(own), torch.from_numpy(expected)) < 1e-4
+
+
+def test_what_cannot_be_exported_is_told(tiny_root, command, tmp_path):
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
+    for words, said in ((["--weight", tmp_path / "no.pth", "--output", tmp_path / "m.onnx"], "no.pth"),
+                        (["--weight", weights, "--output", tmp_path / "m.pth"], ".onnx")):
+        code, _, stderr = command(export_onnx.main, *words)
+        assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and not (tmp_path / "m.onnx").exists()

@@ -1,0 +1,140 @@
+"""Write a trained model as ONNX: python tools/export_onnx.py --weight W --output model.onnx"""
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script  # noqa: F401
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.printing import print_lines
+from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.extractor import Extractor, make_extractor, mean_camera
+from demo_sdtps.modeling import DeMo
+
+INPUTS, OUTPUTS = ("rgb", "ni", "ti", "camera"), tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
+BATCHES, MOST = (1, 3, 8), 65536
+TOLERANCE = 1e-4
+
+
+class Patterns(nn.Module):
+    """The graph: normalised images (B, 3, H, W) of each modality, camera (B,) → features of the return patterns."""
+
+    def __init__(self, model: DeMo):
+        super().__init__()
+        self.model = model
+
+    def forward(self, rgb: torch.Tensor, ni: torch.Tensor, ti: torch.Tensor, camera: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
+        images = torch.stack((rgb, ni, ti)).unbind()
+        return tuple(self.model.patterns(dict(zip(MODALITIES, images, strict=True)), camera).values())
+
+
+def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram:
+    """torch.export of `Patterns` with a dynamic batch, for images of (height, width)."""
+    batch = torch.export.Dim("batch", min=1, max=MOST)
+    with torch.no_grad():
+        return torch.export.export(Patterns(model).eval(), random_inputs(model, size, 2), dynamic_shapes=({0: batch},) * 4)
+
+
+def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tensor, ...]:
+    """Images and cameras, the same in every run."""
+    generator = torch.Generator().manual_seed(batch)
+    images = [torch.randn(batch, 3, *size, generator=generator) for _ in MODALITIES]
+    embedding = model.backbone.camera_embedding
+    return *images, torch.arange(batch) % (1 if embedding is None else len(embedding))
+
+
+def write_onnx(extractor: Extractor, path: Path) -> None:
+    """Write the model, with preprocessing and origin in the metadata."""
+    from demo_sdtps.tools.onnx_operators import OPERATORS
+
+    cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
+    with quiet():
+        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False, input_names=INPUTS,
+                                    output_names=OUTPUTS, custom_translation_table=OPERATORS)
+    assert program is not None
+    cameras = extractor.cameras
+    program.model.metadata_props.update({
+        "height": str(size[0]), "width": str(size[1]), "resize": "bilinear with antialias, of uint8 RGB",
+        "mean": str(list(cfg.INPUT.PIXEL_MEAN)), "std": str(list(cfg.INPUT.PIXEL_STD)), "scale": str(1 / 255),
+        "cameras": str(cameras), "unknown_camera": str(cameras), "config": cfg.dump()})
+    program.save(path)
+
+
+def quiet() -> warnings.catch_warnings:
+    """Inside, no warnings; the exporter's log of what it does not fold is dropped for good."""
+    for name in ("onnxscript", "onnx_ir", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return warnings.catch_warnings(action="ignore")
+
+
+def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
+    """ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value, the number
+    of images beyond `TOLERANCE`, and seconds of each."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    graph, rows = Patterns(extractor.model), []
+    for batch in BATCHES:
+        inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
+        fed = {name: part.numpy() for name, part in zip(INPUTS, inputs, strict=True)}
+        with torch.no_grad():
+            expected, torch_seconds = timed(partial(graph, *inputs))
+        found, seconds = timed(partial(session.run, None, fed))
+        differences = torch.stack([(torch.from_numpy(own) - other).abs().amax(dim=1) / other.abs().max()
+                                   for own, other in zip(found, expected, strict=True)]).amax(dim=0)
+        rows.append({"batch": batch, "difference": float(differences.max()), "beyond": int((differences > TOLERANCE).sum()),
+                     "torch": torch_seconds, "onnx": seconds})
+    return rows
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """The result, and the shortest of three runs in seconds."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = function()
+        seconds.append(time.perf_counter() - start)
+    return result, min(seconds)
+
+
+def main() -> None:
+    parser = config_parser(
+        "Write the model of a checkpoint as ONNX, for any batch size. Inputs: rgb, ni, ti (batch, 3, height, width) float32, "
+        "and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). Outputs: "
+        "pattern_1, pattern_2, pattern_3 (batch, D) float32, not normalised, as tools/export_features.py writes them. The "
+        "metadata have height, width, mean, std, cameras, and the configuration. A missing modality is an image of zeros. The "
+        "file is compared with torch by ONNX Runtime before it is in its place.", checkpoint=weight_flag())
+    add_output(parser, "--output", ".onnx", required=True, help="the file to write")
+    arguments, cfg = parse(parser)
+    absent = [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]
+    if absent:
+        raise UserError(f"tools/export_onnx.py needs {', '.join(absent)}; install them by pip install -e '.[onnx]'.")
+    extractor = make_extractor(cfg)
+    with mean_camera(extractor.model.backbone), atomic_write(arguments.output) as temporary:
+        write_onnx(extractor, temporary)
+        rows = check_onnx(extractor, temporary)
+    beyond = f"images beyond {TOLERANCE}"
+    size = arguments.output.stat().st_size / 2**20
+    print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}  {'torch':>9}  {'ONNX Runtime':>12}  {'speed':>6}", *(
+        f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}  {1e3 * row['torch']:6.1f} ms  "
+        f"{1e3 * row['onnx']:9.1f} ms  {row['torch'] / row['onnx']:5.2f}x" for row in rows),
+        f"Wrote {arguments.output}, {size:.1f} MiB. Random images; speed: torch's time over ONNX Runtime's on this machine.")
+
+
+if __name__ == "__main__":
+    run(main)
