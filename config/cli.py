@@ -6,22 +6,27 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import UserError
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
-from demo_sdtps.config.printing import prepare_streams, print_error
+from demo_sdtps.config.printing import prepare_streams, print_error, print_to_stderr, printable
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.config.shortage import naming_shortages
+from demo_sdtps.config.shortage import NO_MEMORY, naming_shortages
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OUT_OF_MEMORY = re.compile("^OutOfMemoryError:|can't allocate memory|not enough memory")
-"""Errors of torch, which is not imported here, on CUDA and on a CPU."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with control characters of the arguments escaped in its errors."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 class _PrintKeys(argparse.Action):
@@ -85,7 +90,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
                   checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest."""
-    parser = argparse.ArgumentParser(description=description, epilog=epilog)
+    parser = Parser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
@@ -137,7 +142,7 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         _fail(error.args[0])
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        print_to_stderr("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         _stop_printing()
@@ -149,10 +154,8 @@ def run(main: Callable[[], None]) -> None:
         if error.filename is None:
             raise
         _fail(f"{error.filename}: the system says {error.strerror!r}; correct the path, its rights or the disk.")
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
-            raise
-        _fail("There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes.")
+    except MemoryError:
+        _fail(NO_MEMORY)
 
 
 def _flush() -> None:

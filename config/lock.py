@@ -1,9 +1,12 @@
 """Locks: a run's folder is used by one process at a time."""
+import errno
 import json
+import logging
 import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -18,8 +21,10 @@ except ImportError:  # Windows, where nothing is locked
 
 LOCK = ".demo_sdtps.lock"
 """Name of a folder's lock file: JSON with the process, its host, when it began and its command."""
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without locks
 BEGINNING = b'{"process": '
 
+logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # descriptors of this process's locks, by their files
 
 
@@ -42,7 +47,7 @@ def locked(file: Path, what: str, when_busy: Callable[[str], None] = refuse) -> 
     try:
         with _reported(what):
             while (descriptor := _attempt(file, what, when_busy)) is None:
-                pass
+                time.sleep(0.01)
         _held[file] = descriptor
         try:
             with _reported(what):
@@ -51,7 +56,8 @@ def locked(file: Path, what: str, when_busy: Callable[[str], None] = refuse) -> 
         finally:
             if _held.pop(file, None) is not None:  # None in a forked process
                 if _is_at(descriptor, file):
-                    file.unlink()
+                    with suppress(OSError):  # the folder may be read-only by now
+                        file.unlink()
                 os.close(descriptor)
     finally:
         for folder in made:
@@ -87,6 +93,11 @@ def _attempt(file: Path, what: str, when_busy: Callable[[str], None]) -> int | N
         except BlockingIOError:
             when_busy(f"{what} is in use by {_holder(content)}")
             return None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            logger.warning("%s is not locked, as its file system has no locks (%s): start one command there at a time.", what,
+                           error.strerror)
         if not _is_at(descriptor, file):  # its last owner has removed it
             return None
         stack.pop_all()

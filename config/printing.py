@@ -27,7 +27,17 @@ def print_lines(*lines: object) -> None:
 
 def print_error(sentence: str) -> None:
     """Print a sentence on stderr, by `printable`."""
-    sys.stderr.write(f"error: {printable(sentence)}\n")
+    print_to_stderr(f"error: {printable(sentence)}")
+
+
+def print_to_stderr(line: str) -> None:
+    """Print a line; where stderr cannot be written, it goes nowhere, and the exit code stays what it is."""
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        # Python would try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class LineFormatter(logging.Formatter):

@@ -8,6 +8,7 @@ from demo_sdtps.config.common import UserError
 NO_SHARED_MEMORY = ("/dev/shm, through which the loading processes hand over images, is full; lower DATALOADER.NUM_WORKERS (0 "
                     "needs no shared memory) or SOLVER.IMS_PER_BATCH and TEST.IMS_PER_BATCH, or enlarge it (docker run "
                     "--shm-size=8g).")
+NO_MEMORY = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
 SHORTAGES = {
     "Too many open files|received 0 items of ancdata":
         "Too many files are open at once for the limit of this shell or system (ulimit -n); raise it, for example by "
@@ -16,6 +17,8 @@ SHORTAGES = {
     r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly$)|Errno 12\]":
         "A loading process was killed or could not start, most likely for lack of memory; lower DATALOADER.NUM_WORKERS or "
         "SOLVER.IMS_PER_BATCH and TEST.IMS_PER_BATCH, set DATASETS.CACHE to no, or free some memory.",
+    "^OutOfMemoryError:|can't allocate memory|not enough memory":
+        NO_MEMORY,
 }
 """What to say by the text of the error: torch wraps the errors of loading processes, and keeps only their texts."""
 

@@ -180,6 +180,8 @@ def stop_workers(loader: DataLoader) -> None:
 def received(loader: DataLoader) -> Iterator:
     """Batches of a loader with processes. Raises `UserError` where none arrives for `loader.timeout` seconds (0: no limit) or
     there is no shared memory."""
+    if isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
+        loader._iterator._timeout = loader.timeout  # `iter` waits for all processes, once, of an earlier epoch
     try:
         iterator = iter(loader)
     except OSError as error:

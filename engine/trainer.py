@@ -158,7 +158,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
                        initial=self.step)
         for batch in bar:
-            self._train_step(batch)
+            with STOP.timing_step():
+                self._train_step(batch)
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
                 bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES

@@ -37,10 +37,9 @@ def test_an_exported_program_takes_any_batch(opts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opts", [MODELS["saliency"], (*MODELS["supervised"], "MODEL.USE_SDTPS", True)],
-                         ids=["saliency, HDM, ATMoE", "supervised, SDTPS"])
-def test_onnx_gives_the_features_of_the_checkpoint(opts, tiny_root, files, command, tmp_path):
-    """With preprocessing by the metadata alone; the last camera is the mean."""
+def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tmp_path):
+    """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean."""
+    opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True, "MODEL.PIFE_WEIGHTED", True)
     weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
     code, stdout, stderr = command(export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx")
     assert code == 0, stderr

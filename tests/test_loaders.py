@@ -1,5 +1,7 @@
 """Batches of triplets: the same for any number of processes, with the cache and without."""
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -12,7 +14,7 @@ import torch
 from triplets import FIRST, PLAIN, config, cut_short, images_of, message_of, zero_bytes
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import (
@@ -208,6 +210,19 @@ def test_loading_processes_wait_for_the_next_epoch_until_they_are_stopped(tiny_r
     assert set(active_children()) - set(before) == workers
     stop_workers(loader)
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_a_process_that_is_late_for_the_next_epoch_is_waited_for(tiny_root, no_process_left, monkeypatch):
+    """As one is after a pause of the machine; the wait for a batch is checked more often than this lasts."""
+    monkeypatch.setattr(loaders, "CHECK", 0.1)
+    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", 1)
+    loader = test_loader(cfg, read_splits(cfg)["query"])
+    first = [labels.tolist() for _, labels, _ in batches(loader)]
+    (process,) = active_children()
+    os.kill(process.pid, signal.SIGSTOP)
+    threading.Timer(0.6, os.kill, (process.pid, signal.SIGCONT)).start()
+    assert [labels.tolist() for _, labels, _ in batches(loader)] == first
+    stop_workers(loader)
 
 
 def test_a_damaged_image_is_reported_while_the_cache_is_filled(own_root):

@@ -119,6 +119,11 @@ def test_names_in_arguments(tmp_path, command, call):
     assert code in (0, 2) and str(tmp_path / SHOWN) in text and text.count("\n") == 1 and text.endswith("\n")
 
 
+def test_names_in_arguments_that_argparse_does_not_know(tmp_path, command):
+    code, _, stderr = command(draw_curves.main, "--run", tmp_path, NAME)
+    assert code == 2 and "unrecognized arguments" in stderr and "\x1b" not in stderr and r"a\x1b[31m" in stderr
+
+
 def test_names_in_arguments_of_the_plug_in(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demo_sdtps", NAME])
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +154,8 @@ def test_a_stream_that_is_closed_changes_no_exit_code(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_command_without_stderr(tmp_path):
-    line = f"{sys.executable} {ROOT}/tools/draw_curves.py --run {tmp_path} 2>&-"
+@pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full"])
+def test_a_command_without_stderr(tmp_path, stream):
+    line = f"{sys.executable} {ROOT}/tools/draw_curves.py --run {tmp_path} {stream}"
     done = subprocess.run(["sh", "-c", line], capture_output=True)
     assert done.returncode == 2 and not done.stdout

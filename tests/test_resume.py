@@ -21,7 +21,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.engine.monitor import Meter
 from demo_sdtps.engine.run.record import read_record
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last
+from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run, read_last, restoring
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -455,3 +455,11 @@ def test_a_mean_that_an_older_checkpoint_lacks_begins_with_the_next_epoch():
     meter = Meter.from_state(state, torch.device("cpu"))
     meter.update(2, loss=torch.tensor(2.0), **{"loss/id": torch.tensor(1.0)})
     assert meter.means() == {"loss": 2.0}
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"),
+                                   RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_a_lack_of_memory_is_not_taken_for_a_damaged_checkpoint(error, tmp_path):
+    with pytest.raises(type(error)) as raised, restoring(tmp_path / "last.pth"):
+        raise error
+    assert raised.value is error

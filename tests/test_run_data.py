@@ -212,3 +212,11 @@ def test_the_data_folder_may_move(pictures, tmp_path):
     moved = [path.replace(root, str(tmp_path / "moved")) for path in paths]
     shutil.copytree(tmp_path / "moved", root)
     assert data.fingerprint(str(tmp_path / "moved"), {"x": moved}, {})[0] == data.fingerprint(root, {"x": paths}, {})[0]
+
+
+def test_a_user_without_a_home_has_the_cache_elsewhere(monkeypatch, tmp_path):
+    for name in ("DEMO_SDTPS_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # in no list of users
+    monkeypatch.setattr(data.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert data.cache_file("x").parent == tmp_path / "demo_sdtps"

@@ -1,4 +1,5 @@
 """OUTPUT_DIR belongs to one run at a time, and a run replaces no file that no run wrote (engine/run/, config/lock.py)."""
+import errno
 import json
 import os
 import shutil
@@ -55,6 +56,16 @@ def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
     with locked(file, "it"):
         (file.parent / "mine").touch()
     assert contents(tmp_path) == {"new/folder/mine": b""}
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("demo_sdtps.config.lock.fcntl.flock", unsupported)
+    with locked(tmp_path / LOCK, "OUTPUT_DIR x"):
+        assert "OUTPUT_DIR x is not locked" in caplog.text
+    assert not contents(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"mine", b"{}"])
@@ -192,9 +203,9 @@ def test_a_folder_that_goes_in_a_run_ends_it(tiny_root, tmp_path, command, repla
 def test_of_two_runs_started_at_once_one_is_refused(tiny_root, tmp_path):
     """With another learning rate: configuration and weights are of the one that goes on."""
     output = tmp_path / "run"
-    runs = [subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *cli_args_for(
-        tiny_root, "OUTPUT_DIR", output, "--overwrite", *SHORT, "SOLVER.BASE_LR", rate)], stderr=subprocess.PIPE, text=True)
-        for rate in ("1e-4", "2e-4")]
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", output, "--overwrite", *SHORT, "SOLVER.MAX_EPOCHS", 9)
+    runs = [subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *words, "SOLVER.BASE_LR", rate],
+                             stderr=subprocess.PIPE, text=True) for rate in ("1e-4", "2e-4")]
     said = [run.communicate(timeout=300)[1] for run in runs]
     assert sorted(run.returncode for run in runs) == [0, 2], said
     loser = [run.returncode for run in runs].index(2)

@@ -27,7 +27,7 @@ from io import StringIO
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, check_outputs, positive_int, run
+from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
 from demo_sdtps.config.files import temporaries, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.run.output import BEST, LAST, METRICS, OWN, PREVIOUS
@@ -55,7 +55,7 @@ NOT_COMPARED = ("/meter/waited", "/meter/seconds", "/config")  # durations and p
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = Parser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument("--kills", type=positive_int, default=20, metavar="N", help="number of interruptions")
     made.add_argument("--command", choices=CLI_ARGS, default="train_net", help="command that is killed")
     made.add_argument("--epochs", type=positive_int, default=10, metavar="N", help="epochs of the training")
@@ -196,7 +196,10 @@ def fill_shared_memory(command: list[str], output: Path) -> tuple[str, str]:
         return f"skipped: {why}", ""
     log = output.with_suffix(".log")
     process = launch([*PRIVATE_SHARED_MEMORY, TOO_SMALL, *command, "DATALOADER.NUM_WORKERS", "2"], output, log)
-    said = log.read_text(encoding="utf-8").strip() if process.wait() else ""
+    process.wait()
+    said = log.read_text(encoding="utf-8").strip()
+    if process.returncode == 0 and "is finished" in said:  # the kill before came after its last save
+        return "finished", ""
     is_named = process.returncode == 2 and "/dev/shm" in said.splitlines()[-1]
     return "loading", "" if is_named else f"exit code {process.returncode} with a {FULL}"
 

@@ -67,20 +67,27 @@ def main() -> None:
     for score in arguments.scores:  # one that the checkpoint has no weights of is refused before anything is evaluated
         for setting in chosen:
             slimmed(cfg, score, *setting)
-    points = [Point("", [], [], 1.0, *measure(cfg, dense, data))]
+    points: list[Point] = []
+
+    def add(point: Point) -> None:
+        """Each point is kept and printed as it comes: many take hours."""
+        points.append(point)
+        if arguments.json:
+            write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
+                                        "points": [point._asdict() for point in points]})
+        heads = (caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN])) if len(points) == 1 else ()
+        print_lines(*heads, row(point))
+
+    add(Point("", [], [], 1.0, *measure(cfg, dense, data)))
     cases = [(score, *setting) for score in arguments.scores for setting in chosen]
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slimmed(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
-        points.append(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole,
-                            *measure(cfg, model, data)))
-    if arguments.json:
-        write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
-                                    "points": [point._asdict() for point in points]})
+        add(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole, *measure(cfg, model, data)))
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
-    print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]), *map(row, points),
-                *filter(None, (arguments.json, arguments.output)))
+    for path in filter(None, (arguments.json, arguments.output)):
+        print_lines(path)
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -33,7 +33,7 @@ import signal
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import add_overwrite, positive_int, run
+from demo_sdtps.config.cli import Parser, add_overwrite, positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
 from demo_sdtps.config.printing import console, print_lines
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
@@ -52,7 +52,7 @@ QUICK = {"SOLVER.MAX_EPOCHS": 1, "SOLVER.WARMUP_ITERS": 0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")

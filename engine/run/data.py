@@ -1,5 +1,6 @@
 """The fingerprint of a run's data: order, names and contents of everything it reads. A run resumes with the same data only."""
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,8 +103,11 @@ def difference(before: object, now: Fingerprint) -> str:
 
 def cache_file(root: str) -> Path:
     """The file with the digests of the files below `root`, in the folder DEMO_SDTPS_CACHE or the user's cache folder."""
-    folder = os.environ.get("DEMO_SDTPS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "demo_sdtps")
-    return Path(folder).expanduser() / f"digests-{_digest(os.fsencode(os.path.realpath(root)))}.json"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):  # a user without a home
+        cache = tempfile.gettempdir()
+    folder = os.environ.get("DEMO_SDTPS_CACHE") or os.path.join(cache, "demo_sdtps")
+    return Path(folder) / f"digests-{_digest(os.fsencode(os.path.realpath(root)))}.json"
 
 
 def _file_digests(names: Mapping[str, str], cache: Path) -> tuple[dict[str, str], int]:

@@ -14,7 +14,7 @@ from demo_sdtps.config.files import atomic_write, check_apart
 from demo_sdtps.config.lock import LOCK, locked
 from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, is_main
 from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output, remove_temporaries
-from demo_sdtps.engine.run.record import track_run
+from demo_sdtps.engine.run.record import read_record, track_run
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import log_to
@@ -58,6 +58,8 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
         with suppress(Stopped), STOP.listening():
             yield Path(cfg.OUTPUT_DIR)
         return
+    if resumed:
+        read_record(Path(cfg.OUTPUT_DIR))  # one that is not as training writes it is refused before anything is replaced
     output = Path(cfg.OUTPUT_DIR) if resumed else make_output(Path(cfg.OUTPUT_DIR))
     if resumed and resumed.path.name == PREVIOUS and (output / LAST).exists():
         # The next save would otherwise keep it as the previous checkpoint, in place of the good one.

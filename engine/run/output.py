@@ -25,7 +25,8 @@ def make_output(output: Path) -> Path:
     """Make the folder and remove the files of an earlier run in it. Raises `UserError` where it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for file in own_files(output):
+        # Those by which a run is recognised last: a start that is killed here leaves a folder that another start takes.
+        for file in sorted(own_files(output), key=lambda file: file.name in (CONFIG, RECORD)):
             file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None

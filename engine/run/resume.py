@@ -128,7 +128,7 @@ def _read(path: Path) -> Mapping:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
         state = load_torch(path)
     except LOAD_ERRORS as error:
-        if shortage(error):  # the file may be whole
+        if shortage(error) or isinstance(error, MemoryError):  # the file may be whole
             raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
@@ -152,6 +152,8 @@ def restoring(path: Path) -> Iterator[None]:
     try:
         yield
     except LOAD_ERRORS as error:
+        if shortage(error) or isinstance(error, MemoryError):
+            raise
         raise UserError(f"The run cannot continue from {path}, whose state is not as training writes it "
                         f"({type(error).__name__}: {' '.join(str(error).split())}); restore the file, or start the run again "
                         "with --overwrite and without RESUME.") from error

@@ -13,7 +13,8 @@ from demo_sdtps.config.common import STOPPING_SIGNALS
 
 DEADLINE = 25.0
 """Seconds from the signal to the end of the run, without the time to write a checkpoint: torchrun and most clusters kill
-after 30."""
+after 30. A run whose steps are long has twice the time of its longest step."""
+WRITING_DEADLINE = 600.0  # seconds to write a checkpoint after a signal; a disk that is gone would wait for ever
 POLL = 0.2  # seconds between two looks at the deadline
 LEAVE = 0  # no signal has this number
 
@@ -28,7 +29,7 @@ class StopRequest:
     def __init__(self):
         self.requested = ""
         self.is_listening = self.is_urgent = self.is_ending = self.is_writing = False
-        self.since = 0.0
+        self.since = self.longest_step = 0.0
 
     @contextmanager
     def listening(self, mark: Callable[[str], None] = lambda reason: None) -> Iterator[None]:
@@ -76,8 +77,15 @@ class StopRequest:
             self.is_urgent = False
 
     @contextmanager
+    def timing_step(self) -> Iterator[None]:
+        """Inside is a step of the training, of which the longest counts for the deadline."""
+        began = time.monotonic()
+        yield
+        self.longest_step = max(self.longest_step, time.monotonic() - began)
+
+    @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, the deadline does not count; afterwards it counts from the beginning."""
+        """Inside, WRITING_DEADLINE counts; afterwards the deadline, from the beginning."""
         self.is_writing = True
         try:
             yield
@@ -112,8 +120,9 @@ class StopRequest:
                 seen += arrived
             if seen.count(signal.SIGINT) > 1:
                 _end(seen[0], "it was interrupted twice", mark)
-            if seen and not self.is_writing and time.monotonic() - self.since > DEADLINE:
-                _end(seen[0], f"it has not ended by itself {DEADLINE:.0f} s after {signal.Signals(seen[0]).name}", mark)
+            limit = WRITING_DEADLINE if self.is_writing else max(DEADLINE, 2 * self.longest_step)
+            if seen and time.monotonic() - self.since > limit:
+                _end(seen[0], f"it has not ended by itself {limit:.0f} s after {signal.Signals(seen[0]).name}", mark)
 
 
 STOP = StopRequest()
@@ -123,11 +132,12 @@ STOP = StopRequest()
 def _end(number: int, reason: str, mark: Callable[[str], None]) -> None:
     """End this process and its loading processes without cleaning up, for which it may have to wait."""
     sentence = f"The run is ended, because {reason}; RESUME auto continues it from its last checkpoint."
-    with suppress(OSError):
-        os.write(2, f"error: {sentence}\n".encode())  # the main thread may hold the locks of the log and of sys.stderr
     try:
         mark(sentence)
         for process in multiprocessing.active_children():
             process.kill()
+        with suppress(OSError):
+            os.set_blocking(2, False)  # nobody may read the pipe any more
+            os.write(2, f"error: {sentence}\n".encode())  # the main thread may hold the locks of the log and of sys.stderr
     finally:
         os._exit(128 + number)
