@@ -126,6 +126,14 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path, tiny_root, command, name, 
     assert name in said and contents(output) == {name: FOREIGN[name].encode()}
 
 
+def test_the_weights_that_a_run_begins_with_are_not_replaced(tmp_path, tiny_root, command, written):
+    output = Path(shutil.copytree(written, tmp_path / "run"))
+    (tmp_path / "link.pth").symlink_to(output / "last.pth")
+    said = refused(command, train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, "--overwrite", *SHORT,
+                                                          "MODEL.PRETRAIN_PATH_T", tmp_path / "link.pth"))
+    assert "MODEL.PRETRAIN_PATH_T" in said and contents(output) == contents(written)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, tiny_root):
     """The OUTPUT_DIR of a run, as an earlier release leaves it: config.yml has fewer keys, and there is no run.json."""

@@ -5,6 +5,7 @@ one; that alone tells a folder of runs from a user's folder with files of these 
 metrics.json and log.txt must each have the form that training gives them, and every file must be a regular one. Checkpoints
 are not read again there, because a damaged one must be replaceable.
 """
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,10 +21,13 @@ from demo_sdtps.engine.run.output import BEST, CONFIG, LAST, LOG, METRICS, PREVI
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")  # see log_to in engine/runtime.py
 
 
-def check_replaceable(output: Path, overwrite: bool) -> None:
+def check_replaceable(output: Path, overwrite: bool, weights: str = "") -> None:
     """Raise `UserError` where the folder holds a file with the name of one of a run's, unless it is a run and `overwrite`
-    allows to replace it."""
+    allows to replace it; always where one of them is the file `weights`, from which the new run begins."""
     found = own_files(output)
+    if any(os.path.exists(weights) and path.exists() and path.samefile(weights) for path in found):
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {weights} is a file of the run in OUTPUT_DIR {output}, which a new run there "
+                        "would replace; choose another OUTPUT_DIR, or copy the weights elsewhere.")
     if found and not overwrite:
         raise UserError(f"OUTPUT_DIR {output} already holds a run ({found[0].name}); choose another OUTPUT_DIR, pass "
                         "--overwrite to replace it, or RESUME yes to continue it.")

@@ -61,7 +61,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
     run would be lost."""
     output = Path(cfg.OUTPUT_DIR)
     if cfg.RESUME == "no":
-        check_replaceable(output, overwrite)
+        check_replaceable(output, overwrite, cfg.MODEL.PRETRAIN_PATH_T)
         return None
     if overwrite:
         raise UserError(f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out.")
