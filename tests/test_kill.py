@@ -11,23 +11,10 @@ from demo_sdtps.tools import kill_test
 def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, monkeypatch, capsys):
     """Killed at any moment, and likewise: one of two starts at once is refused, SIGHUP saves, a full /dev/shm is named."""
     monkeypatch.setattr(kill_test, "KINDS", tuple(dict.fromkeys(kill_test.KINDS)))
-    found = killed(tmp_path, "train_net", len(kill_test.KINDS), epochs=3)
+    kill_test.main(["--kills", str(len(kill_test.KINDS)), "--epochs", "3", "--json", str(tmp_path / "x.json")])
+    found = json.loads((tmp_path / "x.json").read_text())
     assert not found["differences"] and {kill["kind"] for kill in found["kills"]} == {*kill_test.KINDS}
     assert f"{len(kill_test.KINDS)} kills" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_seps_likewise(tmp_path, monkeypatch):
-    """It is trained by the same loop: one kill is enough to see that its command continues."""
-    monkeypatch.setattr(kill_test, "KINDS", (kill_test.KILL,))
-    found = killed(tmp_path, "train_seps", 1, epochs=2)
-    assert len(found["kills"]) == 1 and not found["differences"]
-
-
-def killed(folder, command, kills, epochs):
-    """What tools/kill_test.py writes of so many kills."""
-    kill_test.main(["--kills", str(kills), "--epochs", str(epochs), "--command", command, "--json", str(folder / "x.json")])
-    return json.loads((folder / "x.json").read_text())
 
 
 def test_each_round_of_kills_has_all_kinds():

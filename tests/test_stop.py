@@ -140,6 +140,9 @@ def test_a_run_that_waits_for_an_image_ends_after_the_deadline(own_root, tmp_pat
         os.killpg(process.pid, signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
         assert process.returncode == 128 + signal.SIGTERM
+        for _ in range(300):  # the loading processes are killed before, and gone as soon as they get a processor
+            if members(process.pid):
+                time.sleep(0.1)
         assert not members(process.pid)
     assert "1 s after SIGTERM" in said and "Traceback" not in said
     assert status_of(output)["status"] == "interrupted" and "1 s after SIGTERM" in status_of(output)["error"]
