@@ -111,7 +111,7 @@ def image_names(folder: Path) -> dict[str, str]:
     try:
         with os.scandir(existing(folder)) as entries:
             found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
-                     for entry in entries if is_image(entry.name) and not entry.name.startswith(".")}
+                     for entry in entries if is_image(entry.name)}
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be read ({error.strerror}).") from None
     names: dict[str, str] = {}

@@ -113,7 +113,6 @@ def test_files_that_are_not_read_are_told(tmp_path, name):
     for path in map(Path, lost.paths):
         path.rename(path.with_suffix(".heic"))
         (path.parent / ".DS_Store").touch()
-        (path.parent / f"._{path.name}").touch()  # as macOS leaves beside a copied file
         (path.parent / "MASK").mkdir()
     assert read(tmp_path, name, ("train",))["train"] == kept
     (said,) = unread_warning(kept)
