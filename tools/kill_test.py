@@ -31,6 +31,7 @@ from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_in
 from demo_sdtps.config.files import temporaries, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.run.output import BEST, LAST, METRICS, OWN, PREVIOUS
+from demo_sdtps.engine.run.record import FINISHED, read_record
 from demo_sdtps.tools import make_synthetic, make_synthetic_captions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +146,8 @@ def killed(command: list[str], output: Path, options: argparse.Namespace, second
             wait_for_end(process, log)
             return
         process.send_signal(signal.SIGHUP if kind == HANG_UP else signal.SIGKILL)
-        if process.wait() and kind == HANG_UP:
+        # After the end of the run, signals act as in any other process.
+        if process.wait() and kind == HANG_UP and read_record(output).get("status") != FINISHED:
             wrong = f"exit code {process.returncode} after {kind}"
         began_at = next((line.split(", from ")[0] for line in log.read_text(encoding="utf-8").splitlines()
                          if line.startswith("continuing after")), "from the beginning")
