@@ -18,6 +18,7 @@ DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
 TEST_WORKERS ?= auto
+SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
 .PHONY: setup demo demo-seps study bench docs test test-slow test-all lint
@@ -57,7 +58,7 @@ test: setup
 	$(TEST) -m "not slow"
 
 test-slow: setup
-	$(TEST) -m slow
+	$(TEST) -m "$(SLOW)"
 
 test-all: setup
 	$(TEST)
