@@ -1,6 +1,7 @@
 """The pages of the root and of docs/: links, headings and commands refer to what exists; README.zh-CN.md follows README.md."""
 import re
 import shlex
+from importlib import import_module
 
 import pytest
 import yaml
@@ -32,15 +33,28 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
 
 
+def commands(page):
+    """The words of every command that runs a script."""
+    blocks = [block for language, block in BLOCK.findall(text(page)) if language == "bash"]
+    return [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()
+            if line.startswith(("python ", "torchrun "))]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_name_scripts_and_configurations_that_exist(page):
-    blocks = [block for language, block in BLOCK.findall(text(page)) if language == "bash"]
-    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()
-                if line.startswith(("python ", "torchrun "))]
-    named = [word for line in commands for word in shlex.split(line, comments=True)
+    named = [word for words in commands(page) for word in words
              if re.fullmatch(r"(\w+/)*\w+\.py|(configs|studies)/.+\.yml", word)]
     assert all((ROOT / word).is_file() for word in named), named
     assert len(named) > 20 or page.name != "README.md"
+
+
+@pytest.mark.slow
+def test_the_flags_in_the_readme_are_those_of_the_commands(command):
+    for words in commands(README):
+        script = next(word for word in words if word.endswith(".py"))
+        flags = {word for word in words[words.index(script):] if word.startswith("--")}
+        _, said, _ = command(import_module(f"demo_sdtps.{script[:-3].replace('/', '.')}").main, "--help")
+        assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (script, flags)
 
 
 def without_comments(block):

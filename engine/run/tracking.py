@@ -8,7 +8,6 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -17,6 +16,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.extras import check_extra
 from demo_sdtps.engine.distributed import is_main
 
 FOLDER = "wandb"
@@ -31,9 +31,7 @@ def check_tracking(cfg: CfgNode) -> None:
     """Raise `UserError` where SOLVER.WANDB is set and wandb is not installed, or nobody is logged in."""
     if not cfg.SOLVER.WANDB:
         return
-    if not find_spec("wandb"):
-        raise UserError(f"SOLVER.WANDB is {cfg.SOLVER.WANDB!r}, but wandb is not installed; pip install -e '.[wandb]', or "
-                        "leave the key out.")
+    check_extra("SOLVER.WANDB", "wandb", {"wandb": "wandb"})
     if is_main():
         with _service() as wandb, _starting():
             if wandb.setup().settings.mode == "online":
