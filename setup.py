@@ -13,7 +13,7 @@ UMAP = ["umap-learn>=0.5.6"]
 """tools/draw_embedding.py --method umap."""
 WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard."""
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
 TESTS = ["pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
          "ipykernel>=6.29"]

@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from demo_sdtps.config.printing import Lines
@@ -23,7 +22,7 @@ from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
 from demo_sdtps.engine.run.data import Fingerprint
-from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
+from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
 from demo_sdtps.engine.run.resume import Resumed, restoring
 from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import STOP, Stopped
@@ -46,7 +45,7 @@ class Evaluation(NamedTuple):
 
     record: Mapping[str, object]  # entries of the epoch's record in metrics.json
     score: float  # the epoch with the largest is saved as best.pth
-    scalars: Mapping[str, float]  # for TensorBoard
+    scalars: Mapping[str, float]  # for the boards, as TensorBoard
     table: str  # for the log
 
 
@@ -113,9 +112,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         """
         self.output, self.saved = output, time.monotonic()
         first = resumed.state["epoch"] + 1 if resumed else None
-        self.board: SummaryWriter | None
         try:
-            with scalar_board(output, first) if is_main() else nullcontext() as self.board, STOP.listening():
+            with scalar_boards(output, self.cfg, first) as self.boards, STOP.listening():
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
@@ -214,7 +212,7 @@ class Trainer(ABC, Generic[Model, Batch]):
             self._stop()
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log.
+        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log.
 
         Values named "<group>/<name>" are a group of their own in the record.
         """
@@ -222,10 +220,10 @@ class Trainer(ABC, Generic[Model, Batch]):
         prefixes = {name.partition("/")[0]: None for name in means if "/" in name}
         groups = {"losses" if prefix == "loss" else prefix: group(means, f"{prefix}/") for prefix in prefixes}
         self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
-        if self.board is None:
+        if not is_main():
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
-        write_records(self.records, self.output, self.board, scalars)
+        write_records(self.records, self.output, self.boards, scalars)
         if evaluation:
             title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
             logger.info(Lines(title, *evaluation.table.splitlines()))

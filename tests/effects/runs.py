@@ -9,6 +9,7 @@ import torch
 from commands import records_of
 from pytest import approx
 from tqdm import tqdm
+from wandb_files import projects
 
 from demo_sdtps import engine, train_net
 from demo_sdtps.config import with_values
@@ -129,6 +130,12 @@ def saves_in_an_epoch_of_five_batches(cfg):
 @effect("SOLVER.LOG_PERIOD", {"1": 5, "2": 3, "10": 1}, *FIVE_BATCHES)
 def updates_of_the_bar_in_five_batches(cfg):
     return seen(cfg).updates
+
+
+@effect("SOLVER.WANDB", {"": [], "one": ["one"]})
+def projects_of_weights_and_biases(cfg):
+    with mock.patch.dict("os.environ", WANDB_MODE="offline"):
+        return projects(run(cfg) / "wandb")
 
 
 @effect("SOLVER.GRAD_CLIP", {"0": "above 1", "0.5": approx(0.5, rel=1e-3)})
