@@ -1,4 +1,4 @@
-"""Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html --csv hits.csv"""
+"""Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
 import sys
 from pathlib import Path
 
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     parser = config_parser(
         "Find the images of a gallery that are most like each query. FOLDER has the subfolders RGB, NI and TI with images of "
-        "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; as their cameras are "
-        "unknown, the mean of the model's cameras is taken. The features of the gallery are kept in an index, which new, changed "
-        "and removed images update. Without --output and --csv the hits of the first queries are printed.",
+        "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; their cameras are "
+        "unknown, so the mean of the model's is taken. The features of the gallery are kept in an index; images that are new, "
+        "changed or removed update it. Without --output and --csv the hits of the first queries are printed.",
         epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag(data=lambda cfg: []))
     parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
     parser.add_argument("--query", type=Path, required=True, metavar="PLACE",
@@ -57,8 +57,8 @@ def main() -> None:
     add_output(parser, "--output", ".html", help="write a page with queries, hits and distances, a single file for any browser")
     add_output(parser, "--csv", ".csv", help=f"write the columns {','.join(COLUMNS)}; files are the first of their triplets")
     parser.add_argument("--index", type=Path, metavar="DIR",
-                        help="folder of the gallery's index (default: one below runs/search for each gallery); an index of other "
-                             "weights, keys or images, or a damaged one, is replaced with --overwrite only")
+                        help="folder of the gallery's index (default: one below runs/search for each gallery); an index of "
+                             "other weights, keys or images, or a damaged one, is replaced with --overwrite only")
     parser.add_argument("--index_type", choices=(FLAT, *KINDS), default=FLAT,
                         help="flat: exact; ivfpq, hnsw: approximate and faster for millions of images, with the recall against "
                              "exact search told (default: flat)")

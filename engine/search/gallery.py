@@ -14,6 +14,7 @@ from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
 
+WEIGHTS = "weights"
 UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""
 
@@ -43,7 +44,7 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     used = {key: value for key, value in keys.items() if key not in UNUSED}
     # As it is read again: JSON has no tuples.
-    return json.loads(json.dumps({"weights": sha256(cfg.TEST.WEIGHT), "return pattern": pattern, **used}))
+    return json.loads(json.dumps({WEIGHTS: sha256(cfg.TEST.WEIGHT), "return pattern": pattern, **used}))
 
 
 def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, overwrite: bool) -> Index:
@@ -54,14 +55,14 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, o
     """
     try:
         index = read_index(folder)
-        if index:
+        if index is not None:
             _check_fits(index, gallery, origin)
             check_files(index, kind)
     except UserError:
         if not overwrite or not (folder / MANIFEST).exists():
             raise
         index = None
-    return index or Index(folder, origin, str(gallery.resolve()))
+    return Index(folder, origin, str(gallery.resolve())) if index is None else index
 
 
 def update(index: Index, triplets: Sequence[Triplet], extract: Extract) -> Changes:
@@ -76,10 +77,11 @@ def update(index: Index, triplets: Sequence[Triplet], extract: Extract) -> Chang
     changed, removed = sum(triplet.name in known for triplet in todo), len(known.keys() - stamps.keys())
     if changed or removed:
         _drop(index, stamps)
+    start = 0
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
-        while bar.n < len(todo):
+        while start < len(todo):
             last = index.parts[-1] if index.parts and len(index.parts[-1].names) < PART_ROWS else Part("", [], [], [])
-            chunk = todo[bar.n:bar.n + PART_ROWS - len(last.names)]
+            chunk = todo[start:start + PART_ROWS - len(last.names)]
             features = extract(chunk)
             if last.names:
                 index.parts.remove(last)
@@ -88,6 +90,7 @@ def update(index: Index, triplets: Sequence[Triplet], extract: Extract) -> Chang
             index.add(last.numbers + index.new_numbers(len(chunk)), last.names + names,
                       last.stamps + [stamps[name] for name in names], features)
             index.commit()
+            start += len(chunk)
             bar.update(len(chunk))
     return Changes(len(todo) - changed, changed, removed)
 
@@ -99,8 +102,8 @@ def _drop(index: Index, stamps: Mapping[str, str]) -> None:
         if len(kept) < len(part.names):
             index.parts.remove(part)
             if kept:
-                columns = [[column[row] for row in kept] for column in (part.numbers, part.names, part.stamps)]
-                index.add(*columns, index.features([part]).read(0)[kept])
+                index.add([part.numbers[row] for row in kept], [part.names[row] for row in kept],
+                          [part.stamps[row] for row in kept], index.features([part]).read(0)[kept])
     index.commit()
 
 
@@ -112,9 +115,7 @@ def _check_fits(index: Index, gallery: Path, origin: Mapping[str, Any]) -> None:
     index.gallery = place
     for name in {**index.origin, **origin}:
         was, now = (found.get(name) for found in (index.origin, origin))
-        if name == "weights" and was != now:
-            raise UserError(f"The index {index.folder} was made with other weights (SHA-256 {was[:12]}…, now {now[:12]}…), whose "
-                            f"features cannot be compared; give those, or {REBUILD}.")
         if was != now:
-            raise UserError(f"The index {index.folder} was made with the {name} {was!r}, but it is {now!r} now, and the "
-                            f"features cannot be compared; give the same, or {REBUILD}.")
+            what = "other weights" if name == WEIGHTS else f"{name} {was!r}, not {now!r}"
+            raise UserError(f"The index {index.folder} was made with {what}, and such features cannot be compared; give the "
+                            f"same, or {REBUILD}.")

@@ -1,5 +1,6 @@
 """Features that need not fit into the memory: blocks of rows, each read when it is needed."""
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,5 +23,5 @@ class Stack:
         """The features of ascending `rows` (m,): (m, D) float32."""
         bounds = np.searchsorted(rows, self.starts)
         parts = [self.read(number)[rows[first:last] - self.starts[number]]
-                 for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if first < last]
+                 for number, (first, last) in enumerate(pairwise(bounds)) if first < last]
         return np.concatenate(parts)
