@@ -48,7 +48,9 @@ def read_folder(folder: Path) -> list[Triplet]:
 
 def read_query(place: Path) -> list[Triplet]:
     """The triplets of a folder, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises `UserError`."""
-    if not place.is_file():
+    if not place.exists():
+        raise UserError(f"The query {place} is missing{found_instead(place)}; give an image, or a folder with {LAYOUT}.")
+    if place.is_dir():
         return read_folder(place)
     parent = place.parent if place.parent.name else place.absolute().parent
     if parent.name not in MODALITIES:

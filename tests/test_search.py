@@ -5,7 +5,6 @@ import torch
 from reference import reranking
 from reference import search as reference
 
-from demo_sdtps.config import UserError
 from demo_sdtps.engine.evaluation.metrics import squared_distances
 from demo_sdtps.engine.search import approximate, nearest
 from demo_sdtps.engine.search.nearest import Hits
@@ -103,8 +102,3 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
 def test_recall_counts_hits_as_near_as_the_exact_ones():
     exact = Hits(np.array([[1, 2, 3]]), np.array([[0.1, 0.2, 0.3]]))
     assert approximate.recall(Hits(np.array([[1, 9, 4]]), np.array([[0.1, 0.3, 0.4]])), exact) == pytest.approx(2 / 3)
-
-
-def test_a_gallery_too_small_for_codes_is_told():
-    with pytest.raises(UserError, match="has 40 triplets, but --index_type ivfpq is trained on 256 or more; use flat"):
-        approximate.make("ivfpq", stack_of(random_features(np.random.default_rng(), 40)))

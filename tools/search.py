@@ -12,12 +12,12 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, run
+from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, check_apart
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
@@ -25,17 +25,16 @@ from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
 from demo_sdtps.engine.extractor import make_extractor
 from demo_sdtps.engine.load import prepare_evaluation
-from demo_sdtps.engine.search.approximate import FLAT, KINDS, candidates, recall
+from demo_sdtps.engine.search.approximate import FLAT, KINDS, candidates, check_size, recall
 from demo_sdtps.engine.search.gallery import Changes, extraction, open_index, origin_of, update
 from demo_sdtps.engine.search.nearest import Hits, among, nearest, reranked
 from demo_sdtps.engine.search.store import LOCK, Index
-from demo_sdtps.tools.search_page import write_page
 
 TOP, LEAST, PER_HIT = 10, 100, 10  # hits by default; candidates of an approximate index, at least and per hit
 SAMPLE = 100  # queries by which recall is measured
 PRINTED = 5  # queries whose hits are printed
 COLUMNS = ("query", "rank", "gallery", "distance")
-SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), as evaluation ranks by"
+SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
 RERANKED = "k-reciprocal distance among the query and its first hits (0 to 1)"
 
 logger = logging.getLogger(__name__)
@@ -69,8 +68,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     places = [arguments.gallery, arguments.query]
     check_outputs(arguments, places)
-    if not find_spec("faiss"):
-        raise UserError("tools/search.py needs faiss; install it by pip install -e '.[search]'.")
+    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     prepare_evaluation(cfg, EXAMPLE)
     gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
     for warning in unread_files(arguments.gallery):
@@ -94,6 +92,8 @@ def main() -> None:
         write_csv(arguments.csv, queries, found, hits.distances)
         print_lines(f"Wrote {hits.rows.size} hits of {len(queries)} queries to {arguments.csv}")
     if arguments.output:
+        from demo_sdtps.tools.search_page import write_page
+
         distance = RERANKED if arguments.re_rank else SQUARED
         print_lines(write_page(arguments.output, queries, found, hits.distances, f"{arguments.gallery}", distance))
     if not (arguments.csv or arguments.output):
@@ -101,12 +101,13 @@ def main() -> None:
 
 
 def depths(arguments: argparse.Namespace, gallery: int) -> tuple[int, int]:
-    """Hits per query, and those that are re-ranked for them. Raises `UserError` for more than the gallery has."""
+    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small."""
     top = arguments.top or min(TOP, gallery)
     if top > gallery:
         raise UserError(f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many.")
     if arguments.re_rank and arguments.re_rank < top:
         raise UserError(f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many.")
+    check_size(arguments.index_type, gallery)
     return top, min(arguments.re_rank or top, gallery)
 
 

@@ -1,6 +1,7 @@
 """Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/search.md)."""
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarra
     import faiss
 
     numbers, gallery, name = index.numbers, index.features(), index.faiss.get(kind)
-    found = faiss.read_index(str(index.folder / name)) if name else None
+    found: Any = faiss.read_index(str(index.folder / name)) if name else None
     if found is None or _is_outdated(found, numbers):
         found, done = make(kind, gallery), np.zeros(len(gallery), bool)
     else:
@@ -47,8 +48,15 @@ def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarra
     return rows_of
 
 
-def make(kind: str, gallery: Stack):
-    """An empty faiss index, IVF-PQ trained on a sample of the gallery. Raises `UserError` for a gallery that is too small."""
+def check_size(kind: str, count: int) -> None:
+    """Raise `UserError` where a gallery of `count` triplets is too small for this kind."""
+    if kind == "ivfpq" and count < CODES:
+        raise UserError(f"The gallery has {count} triplets, but --index_type ivfpq is trained on {CODES} or more; use flat, "
+                        "which is exact.")
+
+
+def make(kind: str, gallery: Stack) -> Any:
+    """An empty faiss index, IVF-PQ trained on a sample of the gallery (`check_size`)."""
     import faiss
 
     width = gallery.read(0).shape[1]
@@ -56,9 +64,6 @@ def make(kind: str, gallery: Stack):
         graph = faiss.IndexHNSWFlat(width, NEIGHBOURS)
         graph.hnsw.efConstruction = BREADTH
         return faiss.IndexIDMap(graph)
-    if len(gallery) < CODES:
-        raise UserError(f"The gallery has {len(gallery)} triplets, but --index_type ivfpq is trained on {CODES} or more; use "
-                        "flat, which is exact.")
     lists = 1 << int(math.log2(math.sqrt(len(gallery))))
     size = max(size for size in range(1, min(MOST_BYTES, max(1, width // 8)) + 1) if width % size == 0)
     coded = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
@@ -70,7 +75,7 @@ def make(kind: str, gallery: Stack):
     return faiss.IndexIDMap(coded)
 
 
-def extend(found, gallery: Stack, numbers: np.ndarray, chosen: np.ndarray) -> None:
+def extend(found: Any, gallery: Stack, numbers: np.ndarray, chosen: np.ndarray) -> None:
     """Add the rows of the gallery that `chosen` (n,) has, under their `numbers` (n,)."""
     for start, block in progress(gallery, "building the approximate index", len(gallery.starts) - 1, unit="block"):
         rows = np.flatnonzero(chosen[start:start + len(block)])
@@ -78,7 +83,7 @@ def extend(found, gallery: Stack, numbers: np.ndarray, chosen: np.ndarray) -> No
             found.add_with_ids(block[rows], numbers[start + rows])
 
 
-def search(found, queries: np.ndarray, count: int) -> np.ndarray:
+def search(found: Any, queries: np.ndarray, count: int) -> np.ndarray:
     """Numbers (Q, count) of the nearest samples, -1 for none."""
     import faiss
 
@@ -93,7 +98,7 @@ def recall(found: Hits, exact: Hits) -> float:
     return float((found.distances <= exact.distances[:, -1:]).mean())
 
 
-def _is_outdated(found, numbers: np.ndarray) -> bool:
+def _is_outdated(found: Any, numbers: np.ndarray) -> bool:
     """Whether many samples of the faiss index were removed since, or it was trained for far fewer."""
     import faiss
 
@@ -102,7 +107,7 @@ def _is_outdated(found, numbers: np.ndarray) -> bool:
     return is_outgrown or not np.isin(faiss.vector_to_array(found.id_map), numbers).mean() >= 1 - MOST_DEAD
 
 
-def _write(found, path: str) -> None:
+def _write(found: Any, path: str) -> None:
     import faiss
 
     try:
