@@ -85,12 +85,17 @@ def extend(found: Any, gallery: Stack, numbers: np.ndarray, chosen: np.ndarray) 
 
 def search(found: Any, queries: np.ndarray, count: int) -> np.ndarray:
     """Numbers (Q, count) of the nearest samples, -1 for none."""
-    import faiss
-
-    inner = faiss.downcast_index(found.index)
-    if isinstance(inner, faiss.IndexHNSW):
+    inner = within(found)
+    if hasattr(inner, "hnsw"):
         inner.hnsw.efSearch = max(BREADTH, count)
     return found.search(queries, count)[1]
+
+
+def within(found: Any) -> Any:
+    """The IVF-PQ or HNSW index itself, without its map of numbers."""
+    import faiss
+
+    return faiss.downcast_index(found.index)
 
 
 def recall(found: Hits, exact: Hits) -> float:
@@ -102,8 +107,8 @@ def _is_outdated(found: Any, numbers: np.ndarray) -> bool:
     """Whether many samples of the faiss index were removed since, or it was trained for far fewer."""
     import faiss
 
-    inner = faiss.downcast_index(found.index)
-    is_outgrown = isinstance(inner, faiss.IndexIVFPQ) and len(numbers) >= GROWTH * inner.nlist**2
+    inner = within(found)
+    is_outgrown = hasattr(inner, "nlist") and len(numbers) >= GROWTH * inner.nlist**2
     return is_outgrown or not np.isin(faiss.vector_to_array(found.id_map), numbers).mean() >= 1 - MOST_DEAD
 
 
