@@ -5,7 +5,7 @@ SEPS = ["transformers>=4.48"]
 """The text tower of train_seps.py."""
 ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 """tools/export_onnx.py."""
-SEARCH = ["faiss-cpu>=1.8"]
+SEARCH = ["faiss-cpu>=1.8", "jinja2>=3.1"]
 """tools/search.py."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """tools/report.py --html, tools/analyse.py and tools/draw_embedding.py."""
@@ -26,7 +26,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
-    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml"]},
+    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "tools/templates/*"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",
