@@ -20,6 +20,7 @@ from demo_sdtps.tools import (
     export_features,
     kill_test,
     report,
+    search,
     selection_quality,
     slim_curve,
     study,
@@ -34,6 +35,8 @@ OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: 
           "draw_curves": (draw_curves.main, "x.png", lambda path: ["--run", "none", "--output", path]),
           "draw_curves by default": (draw_curves.main, "curves.png", lambda path: ["--run", path.parent]),
           "report": (report.main, "tokens.png", lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent]),
+          "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
+                                                         path]),
           "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),
           "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
           "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}

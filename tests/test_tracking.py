@@ -2,6 +2,7 @@
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from demo_sdtps.engine.trainer import Trainer
 
 ON = ("SOLVER.WANDB", "demo")
 ID = "0123456789abcdef"
+NEEDS_WANDB = pytest.mark.skipif(not find_spec("wandb"), reason="wandb is not installed (pip install -e '.[wandb]')")
 
 
 def folder_of_wandb(path, *more):
@@ -66,6 +68,7 @@ def own_home(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@NEEDS_WANDB
 def test_a_user_who_is_not_logged_in_is_told_before_anything_is_written(own_home, tiny_root, command):
     said = refused(command, train_net.main, "--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, *ON, "OUTPUT_DIR",
                    own_home / "run")
@@ -73,6 +76,7 @@ def test_a_user_who_is_not_logged_in_is_told_before_anything_is_written(own_home
 
 
 @pytest.mark.slow
+@NEEDS_WANDB
 def test_an_interrupted_run_goes_on_as_the_same_one_and_nothing_lies_elsewhere(own_home, tiny_root, monkeypatch):
     """Its numbers are those of a run without Weights & Biases."""
     monkeypatch.chdir(ROOT)
@@ -98,6 +102,7 @@ def test_an_interrupted_run_goes_on_as_the_same_one_and_nothing_lies_elsewhere(o
 
 
 @pytest.mark.slow
+@NEEDS_WANDB
 def test_a_training_outlives_wandb(own_home, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_MODE", "offline")
     before = set(psutil.Process().children(recursive=True))
