@@ -9,7 +9,7 @@ import pytest
 from commands import CONFIG, ROOT, SMALL, contents, records_of
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, terminate
 from test_run_folder import refused
-from wandb_files import points
+from wandb_files import points, records
 
 from demo_sdtps import train_net
 from demo_sdtps.config import UserError, load_cfg
@@ -87,6 +87,7 @@ def test_an_interrupted_run_goes_on_as_the_same_one_and_nothing_lies_elsewhere(o
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *ON, "RESUME", "yes")) == 0
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", without)) == 0
     assert_same(without, output)
+    assert {record.run.project for record in records(output / "wandb") if record.HasField("run")} == {"demo"}
     assert len(run_ids(output)) == 2 and len(set(run_ids(output))) == 1
     seen, recorded = list(points(output / "wandb")), records_of(output)
     assert [epoch for epoch, _ in seen] == [record["epoch"] for record in recorded] == [1, 2, 3]

@@ -28,10 +28,6 @@ def records(folder):
         yield from map(Record.FromString, messages(path))
 
 
-def projects(folder):
-    return [record.run.project for record in records(folder) if record.HasField("run")]
-
-
 def points(folder):
     """(epoch, {name: value}) of each message with scalars."""
     for record in records(folder):
