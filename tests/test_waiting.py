@@ -13,7 +13,7 @@ from tiny import CAMERAS, CLASSES, random_images, tiny_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.scores import MASK, SCORES
+from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.evaluation import extraction
@@ -29,8 +29,16 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
-MODELS = ("Baseline", "DeMo", "DeMo_SDTPS", "DeMo_Slim")
+QUICKEST = ("DeMo_SDTPS", "saliency")
 STILL = ("SOLVER.AMP", "off", "SOLVER.CHECKPOINT_MINUTES", "0", "SOLVER.LOG_PERIOD", "1", "SOLVER.GRAD_CLIP", "5")
+TWO_STEPS = ("SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4")
+SOME_CASES = [CASES["nothing"], CASES["r"]]
+
+
+def each(name, *values):
+    return pytest.mark.parametrize(name, [value if value in QUICKEST else pytest.param(value, marks=pytest.mark.slow)
+                                          for value in values])
+
 
 WAITING = {
     "a value": lambda on_gpu: on_gpu.sum().item(),
@@ -62,10 +70,11 @@ def test_what_does_not_wait_for_a_gpu():
         assert torch.tensor([1.0, 2.0]).tolist() == [1, 2]  # what is on the CPU alone has values
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", "DeMo_SDTPS", "DeMo_Slim")
 def test_training_and_evaluation(name, tiny_root):
-    """An epoch with a progress bar that is updated at every step, and the features of all cases of missing modalities."""
-    cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL])
+    """An epoch with a progress bar that is updated at every step, and features of complete and of incomplete triplets."""
+    cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml",
+                   ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL, *TWO_STEPS])
     splits = read_splits(cfg)
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     model, loader = make_model(cfg, CLASSES + 1, CAMERAS), train_loader(cfg, splits["train"])
@@ -73,7 +82,7 @@ def test_training_and_evaluation(name, tiny_root):
         trainer = ReIDTrainer(cfg, model, loader, test_data, {})
         run_epoch(gpu, trainer)
         with mock.patch.object(extraction, "check_features") as checked:
-            extract_features(cfg, model, test_data.loader, list(CASES.values()))
+            extract_features(cfg, model, test_data.loader, SOME_CASES)
         assert checked.called
 
 
@@ -85,7 +94,7 @@ def run_epoch(gpu, trainer):
     assert len(trainer.monitor.pending) == trainer.step == len(trainer.loader) > 1
 
 
-@pytest.mark.parametrize("score", SCORES)
+@each("score", "attention", "learned", "saliency", "supervised", "tome")
 def test_scores_of_patches(score):
     settings = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.SLIM_SCORE", score, "MODEL.SLIM_TAU", "1",
                 "INPUT.JOINT_AUGMENTATION", "True")
@@ -95,12 +104,12 @@ def test_scores_of_patches(score):
         images = {name: to_device(image, GPU) for name, image in {**images, MASK: images["RGB"][:, :1].abs()}.items()}
         gpu.is_strict = True
         model.train()(images, to_device(cameras, GPU))
-        model.eval().extract_features(images, cameras, list(CASES.values()))
+        model.eval().extract_features(images, cameras, SOME_CASES[1:])
 
 
-@pytest.mark.parametrize("version", [False, True], ids=["open", "paper"])
-def test_seps(version, shapes_root):
-    cfg = cfg_for(shapes_root, "MODEL.PAPER_VERSION", version, *STILL)
+@pytest.mark.slow
+def test_seps(shapes_root):
+    cfg = cfg_for(shapes_root, "MODEL.PAPER_VERSION", "True", "SOLVER.IMS_PER_BATCH", "12", *STILL)
     splits, tokenizer = read_caption_splits(cfg), load_tokenizer(cfg)
     loader, dev = caption_loader(cfg, splits["train"], tokenizer), make_retrieval_data(cfg, splits["dev"], tokenizer, 2)
     model = make_seps(cfg)[0]
