@@ -17,6 +17,7 @@ from demo_sdtps.engine.distributed import check_launch
 from demo_sdtps.engine.evaluation.metrics import Ranking
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.run.output import scalar_boards
 from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.modeling.losses import total_loss
@@ -134,8 +135,13 @@ def updates_of_the_bar_in_five_batches(cfg):
 
 @effect("SOLVER.WANDB", {"": [], "one": ["one"]})
 def projects_of_weights_and_biases(cfg):
-    with mock.patch.dict("os.environ", WANDB_MODE="offline"):
-        return projects(run(cfg) / "wandb")
+    """Of what a run writes to its boards; tests/test_tracking.py trains."""
+    output = Path(cfg.OUTPUT_DIR)
+    shutil.rmtree(output, ignore_errors=True)
+    with mock.patch.dict("os.environ", WANDB_MODE="offline"), scalar_boards(output, cfg) as boards:
+        for write in boards:
+            write({"train/loss": 1.0}, 1)
+    return projects(output / "wandb")
 
 
 @effect("SOLVER.GRAD_CLIP", {"0": "above 1", "0.5": approx(0.5, rel=1e-3)})
