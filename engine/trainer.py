@@ -20,13 +20,13 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
-from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
+from demo_sdtps.engine.monitor import LossMonitor, Means, Meter, check_weights
 from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
 from demo_sdtps.engine.run.resume import Resumed, restoring
 from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import STOP, Stopped
-from demo_sdtps.engine.runtime import choose_precision, set_seed
+from demo_sdtps.engine.runtime import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.modeling.weights import current_names
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -155,11 +155,15 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.model.train()
         bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
                        initial=self.step)
+        means: Means | None = None  # on their way to the progress bar
         for batch in bar:
             with STOP.timing_step():
                 self._train_step(batch)
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
-                bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+                means = Means(self.meter)
+            if means and means.have_come():
+                bar.set_postfix_str(f"{self.describe(means.values())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+                means = None
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
             is_stopped, is_due = any_rank(bool(STOP.requested), is_due)
             if is_stopped:
@@ -171,7 +175,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        with deterministic_backward():
+            self.scaler.scale(loss).backward()
         if self.cfg.SOLVER.GRAD_CLIP:
             self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
