@@ -24,7 +24,7 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.run.record import machine
 from demo_sdtps.engine.runtime import choose_device, choose_precision, inference
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.tools.study_plots import draw_against
 from demo_sdtps.tools.study_tables import final_metric
 
@@ -89,12 +89,12 @@ def measure(variants: Mapping[str, CfgNode], batch: int, rounds: int) -> dict[st
     return {what: in_turns(what, cases, rounds, device) for what, cases in works.items()}
 
 
-def _infer(model: torch.nn.Module, images: dict[str, torch.Tensor], cameras: torch.Tensor) -> None:
+def _infer(model: DeMo, images: dict[str, torch.Tensor], cameras: torch.Tensor) -> None:
     with inference(model, None):
         model(images, cameras)
 
 
-def _train(model: torch.nn.Module, step: Callable[[dict[str, torch.Tensor]], None], images: dict[str, torch.Tensor]) -> None:
+def _train(model: DeMo, step: Callable[[dict[str, torch.Tensor]], None], images: dict[str, torch.Tensor]) -> None:
     model.train()
     step(images)
 
