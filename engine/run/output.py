@@ -3,11 +3,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import temporaries, write_json
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
@@ -40,9 +42,11 @@ def remove_temporaries(output: Path) -> None:
 
 
 @contextmanager
-def scalar_board(output: Path, first: int | None = None) -> Iterator[SummaryWriter]:
+def scalar_board(output: Path, first: int | None = None) -> Iterator["SummaryWriter"]:
     """TensorBoard's writer for a run; earlier points from epoch `first` on are hidden. Raises `UserError` where its file cannot
     be written."""
+    from torch.utils.tensorboard import SummaryWriter  # training alone needs it, and its import is slow
+
     with _writing(output):
         board = SummaryWriter(output, purge_step=first)
     try:
@@ -52,7 +56,7 @@ def scalar_board(output: Path, first: int | None = None) -> Iterator[SummaryWrit
             board.close()
 
 
-def write_records(records: list[dict], output: Path, board: SummaryWriter, scalars: Mapping[str, float]) -> None:
+def write_records(records: list[dict], output: Path, board: "SummaryWriter", scalars: Mapping[str, float]) -> None:
     """Write all records to metrics.json, and scalars of the last epoch to TensorBoard. Raises `UserError`."""
     write_json(output / METRICS, records)
     with _writing(output):
