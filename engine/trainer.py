@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_st
 from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.modeling.weights import current_names
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")
@@ -70,6 +73,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
         self.monitor, self.meter = LossMonitor(loader), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
+        self.saved = time.monotonic()
         self.records: list[dict] = []
 
     @abstractmethod
@@ -134,7 +138,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, self.scalars(), self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
-            self._train_epoch()
+            self.train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
             (is_stopped,) = any_rank(bool(STOP.requested))
@@ -146,7 +150,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         if is_main():
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
-    def _train_epoch(self) -> None:
+    def train_epoch(self) -> None:
+        """The steps of an epoch, or those that an interrupted one has left. Raises as `run`."""
         solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()

@@ -30,7 +30,7 @@ from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
 QUICKEST = ("DeMo_SDTPS", "saliency")
-STILL = ("SOLVER.AMP", "off", "SOLVER.CHECKPOINT_MINUTES", "0", "SOLVER.LOG_PERIOD", "1", "SOLVER.GRAD_CLIP", "5")
+STILL = ("SOLVER.AMP", "off", "SOLVER.LOG_PERIOD", "1", "SOLVER.GRAD_CLIP", "5")
 TWO_STEPS = ("SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4")
 SOME_CASES = [CASES["nothing"], CASES["r"]]
 
@@ -90,7 +90,7 @@ def run_epoch(gpu, trainer):
     assert trainer.device == GPU
     Gradients.of = tuple(trainer.model.parameters())
     gpu.is_strict = True
-    trainer._train_epoch()
+    trainer.train_epoch()
     assert len(trainer.monitor.pending) == trainer.step == len(trainer.loader) > 1
 
 

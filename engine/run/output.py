@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
@@ -63,6 +62,8 @@ def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Itera
 @contextmanager
 def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
     """Earlier points from epoch `first` on are hidden."""
+    from torch.utils.tensorboard import SummaryWriter  # training alone needs it, and its import is slow
+
     with _writing(output):
         writer = SummaryWriter(output, purge_step=first)
 
