@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -28,9 +28,6 @@ from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_st
 from demo_sdtps.engine.run.stop import STOP, Stopped
 from demo_sdtps.engine.runtime import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.modeling.weights import current_names
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = TypeVar("Batch")

@@ -190,7 +190,7 @@ def test_chunks_do_not_change_the_result(monkeypatch, elements):
 
 @pytest.mark.parametrize(("queries", "gallery"), [(10, 7), (1000, 999), (3, 10**9), (0, 5), (5, 0)])
 def test_chunks_cover_all_queries_once_and_bound_what_is_ranked_at_a_time(queries, gallery):
-    parts = list(metrics._chunks(queries, gallery))
+    parts = list(metrics.chunks(queries, gallery))
     assert [index for part in parts for index in range(queries)[part]] == list(range(queries))
     for part in parts:
         taken = len(range(queries)[part])

@@ -16,7 +16,7 @@ from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.metrics import left_out
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key, make_test_data, query_distances
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, distance_name, options
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.tools.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
 
@@ -64,10 +64,8 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
             _cell(cfg, axes[row, column], data, int(data.gallery[index]), colour, f"{column}: d = {distance[row, index]:.3g}")
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    distance_name = ("k-reciprocal distance" if cfg.TEST.RE_RANKING == "yes" else
-                     f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features")
     figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
-                    f"return pattern {number} ({features_used}); d: {distance_name}{options(cfg)}", y=1, va="bottom")
+                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}", y=1, va="bottom")
     return save(figure, path)
 
 

@@ -7,27 +7,36 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, add_overwrite, config_parser, parse, run
+from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, run
+from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.printing import print_lines
+from demo_sdtps.datasets import data_folders
 from demo_sdtps.engine.checkpoint import stored_config
-from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.run.output import CONFIG, LAST
+from demo_sdtps.tools.analysis import analyse, analysed_case
 from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
+from demo_sdtps.tools.report_page import PACKAGES, add_page_limits, write_page
 
 
 def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
-                           "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP.",
-                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
-    add_overwrite(parser)
+                           "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
+                           "a page as well, with rank lists to filter (docs/report.md).",
+                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config,
+                                                     data_folders))
+    add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
+    add_page_limits(parser)
     arguments, cfg = parse(parser)
+    if arguments.html:
+        check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
     curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
                               for name in (IMAGE, "ranks.png", "tokens.png"))
@@ -35,7 +44,10 @@ def main() -> None:
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    (features,) = extract_features(cfg, model, data.loader)
+    case = analysed_case(cfg)
+    cases = CASES if arguments.html else {case: CASES[case]}
+    by_case = dict(zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True))
+    features = by_case[case]
     # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
     drawn = {"training curves": draw_curves(records, curves),
@@ -46,6 +58,9 @@ def main() -> None:
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
+    if arguments.html:
+        found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
+        drawn["page"] = write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails)
     print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
                 *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 

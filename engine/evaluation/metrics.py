@@ -5,6 +5,7 @@ The rank of a match is the number of gallery samples that are as near or nearer,
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ CHUNK_ELEMENTS = 1 << 25  # distances in memory at a time, of 4 bytes each: 33 q
 PIECE = 8 * 8 * 255
 """Distances of a query that are counted at a time, so that they stay in the processor's cache; a multiple of 8 · 255."""
 FEW = 32  # matches of a query up to which comparing each with every distance is faster than sorting the distances
+
+Rows = Callable[[slice], torch.Tensor]
+"""Distances of some queries to the whole gallery: rows → (q, G)."""
 
 
 @dataclass(frozen=True)
@@ -72,39 +76,58 @@ def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_
 
 
 @torch.no_grad()
-def _evaluate(distances: Callable[[slice], torch.Tensor], shape: Sequence[int], labels: tuple[torch.Tensor, ...],
-              scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
-    """`distances` gives the rows (q, G) of some queries; `shape` is (Q, G); labels: identities of query and gallery, then their
-    cameras."""
+def _evaluate(distances: Rows, shape: Sequence[int], labels: tuple[torch.Tensor, ...], scenes: tuple[torch.Tensor | None, ...],
+              max_rank: int) -> Ranking:
+    """`shape` is (Q, G); labels: identities of query and gallery, then their cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
+    rank, matches = match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes)
+    if not len(rank):
+        raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
+                        "nothing to score; check the identities and cameras of the test split.")
+    average, matches = average_precisions(rank, matches), matches[matches > 0]
+    hits = np.bincount(rank[_starts(matches)].clip(max=max_rank + 1), minlength=max_rank + 2)
+    cmc = hits[1:max_rank + 1].cumsum() / len(matches)
+    return Ranking(torch.from_numpy(cmc).float(), float(average[~np.isnan(average)].mean()))
+
+
+@torch.no_grad()
+def match_ranks(distances: Rows, shape: Sequence[int], ids: Sequence[Any],
+                keys: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
+    (Q,) int64.
+
+    `shape` is (Q, G). `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a
+    query's identity and key (camera or scene) are excluded. Raises `ValueError` as `evaluate_ranking`.
+    """
     queries, gallery = shape
-    query_ids, gallery_ids, query_keys, gallery_keys = (
-        torch.as_tensor(found).cpu().numpy() for found in labels[:2] + (labels[2:] if scenes[0] is None else scenes))
-    for count, ids, keys in ((queries, query_ids, query_keys), (gallery, gallery_ids, gallery_keys)):
-        if not count == len(ids) == len(keys):
-            raise ValueError(f"{count} features have {len(ids)} identities and {len(keys)} cameras or scenes.")
+    query_ids, gallery_ids, query_keys, gallery_keys = (torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys))
+    for count, own_ids, own_keys in ((queries, query_ids, query_keys), (gallery, gallery_ids, gallery_keys)):
+        if not count == len(own_ids) == len(own_keys):
+            raise ValueError(f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes.")
 
     order = np.argsort(gallery_ids, kind="stable")
     starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
     rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for part in _chunks(queries, gallery) if gallery else ():
+        for part in chunks(queries, gallery) if gallery else ():
             counts = ends[part] - starts[part]
             row = np.arange(len(counts)).repeat(counts)
             own = order[starts[part].repeat(counts) + _numbered(counts) - 1]
             match = gallery_keys[own] != query_keys[part][row]
             match_parts.append(np.bincount(row[match], minlength=len(counts)))
             rank_parts.append(_match_ranks(distances(part), row, own, match, pool))
-    rank, matches = np.concatenate(rank_parts), np.concatenate(match_parts)
-    if not len(rank):
-        raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
-                        "nothing to score; check the identities and cameras of the test split.")
-    matches = matches[matches > 0]
-    average = np.add.reduceat(_numbered(matches) / rank, _starts(matches)) / matches
-    hits = np.bincount(rank[_starts(matches)].clip(max=max_rank + 1), minlength=max_rank + 2)
-    cmc = hits[1:max_rank + 1].cumsum() / len(matches)
-    return Ranking(torch.from_numpy(cmc).float(), float(average.mean()))
+    return np.concatenate(rank_parts), np.concatenate(match_parts)
+
+
+def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """Average precision of each query (Q,) float64, NaN without a match, by the result of `match_ranks`."""
+    found = np.full(len(matches), np.nan)
+    scored = matches > 0
+    counts = matches[scored]
+    if len(counts):
+        found[scored] = np.add.reduceat(_numbered(counts) / rank, _starts(counts)) / counts
+    return found
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
@@ -139,7 +162,8 @@ def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_keys: tor
     return (query_ids[:, None] == gallery_ids) & (query_keys[:, None] == gallery_keys)
 
 
-def _chunks(queries: int, gallery: int) -> Iterator[slice]:
+def chunks(queries: int, gallery: int) -> Iterator[slice]:
+    """Rows of a matrix (queries, gallery) in parts of `CHUNK_ELEMENTS`."""
     size = max(1, CHUNK_ELEMENTS // max(1, gallery))
     return (slice(start, start + size) for start in range(0, queries, size))
 
@@ -161,7 +185,8 @@ def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match
     last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
-    within = _within_on_gpu(distance, limits, matches) if distance.is_cuda else _within(_on_cpu(distance), limits, matches, pool)
+    within = (_within_on_gpu(distance, limits, matches) if distance.is_cuda else
+              _within(_on_cpu(distance), limits, matches, pool))
     return within - not_farther[match] + _numbered(matches)
 
 

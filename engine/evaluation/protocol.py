@@ -1,6 +1,6 @@
 """The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,10 +109,15 @@ def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranki
 
 def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen: torch.Tensor) -> torch.Tensor:
     """Distances, as they are ranked, of the queries at indices `chosen` to the whole gallery: (len(chosen), G)."""
+    return distance_rows(cfg, features, data)(chosen)
+
+
+def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Callable[[torch.Tensor | slice], torch.Tensor]:
+    """Distances, as they are ranked, of features (samples, D): some queries, as indices or a slice, → (q, G) float32."""
     query, gallery = _query_and_gallery(cfg, features, data)
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
-        return k_reciprocal(query, gallery)[chosen]
-    return squared_distances(query[chosen], gallery)
+        return k_reciprocal(query, gallery).__getitem__
+    return lambda chosen: squared_distances(query[chosen], gallery)
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:

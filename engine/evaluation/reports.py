@@ -34,15 +34,20 @@ def reid_table(record: Record, untrained: Record | None = None) -> str:
 
 def missing_table(records: Mapping[str, Record]) -> str:
     """Records by case of missing modalities as one table in percent, with the mean of all cases but the complete one."""
-    incomplete = [record for case, record in records.items() if missing_modalities(case)]
-    mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
-            for pattern, row in incomplete[0].items()}
     lines: list[str] = []
-    for name, record in {**{case_name(case): record for case, record in records.items()}, "mean of the six": mean}.items():
+    for name, record in missing_rows(records).items():
         header, *rows = reid_table(record).splitlines()
         lines += [] if lines else ["missing".ljust(CASE_WIDTH) + header]
         lines += [label.ljust(CASE_WIDTH) + row for label, row in zip([name, "", ""], rows, strict=True)]
     return "\n".join(lines)
+
+
+def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
+    """Records by case of missing modalities, under the names of `case_name`, and the mean of all cases but the complete one."""
+    incomplete = [record for case, record in records.items() if missing_modalities(case)]
+    mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
+            for pattern, row in incomplete[0].items()}
+    return {**{case_name(case): record for case, record in records.items()}, "mean of the six": mean}
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float]], corner: str = "") -> str:
@@ -67,6 +72,13 @@ def options(cfg: CfgNode) -> str:
         (f"without {' and '.join(_in_order(missing))}", missing), ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
         (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"), ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
         ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no")) if is_on)
+
+
+def distance_name(cfg: CfgNode) -> str:
+    """What a rank list is sorted by."""
+    if cfg.TEST.RE_RANKING == "yes":
+        return "k-reciprocal distance"
+    return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
 
 
 def case_name(case: str) -> str:

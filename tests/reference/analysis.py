@@ -1,0 +1,71 @@
+"""What an evaluation says beyond its means (docs/report.md), one query and one gallery sample at a time.
+
+Distances are a list per query; identities, cameras and keys (cameras or scenes) are lists.
+"""
+
+
+def ranking(row, identity, key, gallery_ids, gallery_keys, kept=None):
+    """(distance, whether it is a match, gallery sample) by distance, a match behind others at its distance."""
+    found = []
+    for sample, (distance, other, other_key) in enumerate(zip(row, gallery_ids, gallery_keys, strict=True)):
+        if (other == identity and other_key == key) or (kept is not None and not kept[sample]):
+            continue
+        found.append((distance, other == identity, sample))
+    return sorted(found)
+
+
+def average_precision(found):
+    """None without a match."""
+    hits, total = 0, 0.0
+    for rank, (_, is_match, _) in enumerate(found, start=1):
+        if is_match:
+            hits += 1
+            total += hits / rank
+    return total / hits if hits else None
+
+
+def first_match(found):
+    for rank, (_, is_match, _) in enumerate(found, start=1):
+        if is_match:
+            return rank
+    return 0
+
+
+def mean(values):
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def rankings(distances, ids, keys, kept=None):
+    return [ranking(row, identity, key, ids[1], keys[1], kept)
+            for row, identity, key in zip(distances, ids[0], keys[0], strict=True)]
+
+
+def camera_matrix(distances, ids, cameras, keys):
+    every = sorted(set(cameras[0]) | set(cameras[1]))
+    matrix = []
+    for camera in every:
+        matrix.append([])
+        for other in every:
+            found = rankings(distances, ids, keys, [own == other for own in cameras[1]])
+            matrix[-1].append(mean(average_precision(one) for one, own in zip(found, cameras[0], strict=True) if own == camera))
+    return every, matrix
+
+
+def identity_scores(averages, identities):
+    found = []
+    for identity in set(identities):
+        own = [value for value, other in zip(averages, identities, strict=True) if other == identity and value is not None]
+        if own:
+            found.append((mean(own), identity, len(own)))
+    return sorted(found)
+
+
+def histogram(distances, ids, keys, edges):
+    """Counts of the distances to matches and to others by bin; the last bin has its right edge."""
+    counts = [[0] * (len(edges) - 1), [0] * (len(edges) - 1)]
+    for found in rankings(distances, ids, keys):
+        for distance, is_match, _ in found:
+            bins = [place for place in range(len(edges) - 1) if edges[place] <= max(distance, 0) < edges[place + 1]]
+            counts[0 if is_match else 1][bins[0] if bins else -1] += 1
+    return counts

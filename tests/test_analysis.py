@@ -1,0 +1,134 @@
+"""The numbers of the page and of tools/analyse.py, against plain loops, on random distances."""
+import numpy as np
+import pytest
+import torch
+from reference import analysis as plain
+
+from demo_sdtps.engine.evaluation import analysis, metrics
+from demo_sdtps.engine.evaluation.embedding import METHODS, embed
+from demo_sdtps.engine.evaluation.metrics import evaluate_distances
+
+KEYS = ["camera", "scene"]
+
+
+class Case:
+    """Queries and a gallery with ties among their distances, queries without a match, and a camera that only one side has."""
+
+    def __init__(self, seed, by="camera", queries=30, gallery=70):
+        generator = torch.Generator().manual_seed(seed)
+
+        def labels(count, kinds):
+            return torch.randint(kinds, (count,), generator=generator)
+
+        self.ids = [labels(queries, 9), labels(gallery, 7)]
+        self.cameras = [labels(queries, 3), 1 + labels(gallery, 4)]
+        self.keys = self.cameras if by == "camera" else [labels(queries, 4), labels(gallery, 4)]
+        self.distance = torch.randint(-2, 40, (queries, gallery), generator=generator) / 16
+        self.sides = [analysis.Labels(*side) for side in zip(self.ids, self.cameras, self.keys, strict=True)]
+        self.lists = [[part.tolist() for part in pair] for pair in (self.ids, self.cameras, self.keys)]
+        self.rankings = plain.rankings(self.distance.tolist(), self.lists[0], self.lists[2])
+
+    def rows(self, part):
+        return self.distance[part]
+
+
+@pytest.fixture(params=KEYS)
+def case(request):
+    return Case(torch.seed() % 2**32, request.param)
+
+
+@pytest.fixture(params=[10, 1 << 20], ids=["in parts", "at once"], autouse=True)
+def parts(request, monkeypatch):
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 10 * request.param)
+
+
+def known(values):
+    return [None if np.isnan(value) else pytest.approx(value, abs=1e-12) for value in values]
+
+
+def test_queries(case):
+    found = analysis.score_queries(case.rows, *case.sides)
+    averages = [plain.average_precision(one) for one in case.rankings]
+    assert averages == known(found.average_precision.tolist()) and None in averages
+    assert found.first_match.tolist() == [plain.first_match(one) for one in case.rankings]
+    # Their mean is the mAP of the evaluation.
+    scenes = dict(zip(("query_scenes", "gallery_scenes"), case.keys, strict=True))
+    whole = evaluate_distances(case.distance, *case.ids, *case.cameras, **scenes)
+    assert np.nanmean(found.average_precision) == pytest.approx(whole.mAP, abs=1e-12)
+
+
+def test_cameras(case):
+    found = analysis.camera_matrix(case.rows, *case.sides)
+    cameras, matrix = plain.camera_matrix(case.distance.tolist(), *case.lists)
+    assert found.cameras == cameras == [0, 1, 2, 3, 4]
+    assert matrix == [known(row) for row in found.mAP.tolist()]
+    assert np.isfinite(found.mAP).any()
+    if case.keys is case.cameras:
+        assert np.isnan(found.mAP.diagonal()).all()
+
+
+def test_identities(case):
+    averages = analysis.score_queries(case.rows, *case.sides).average_precision
+    found = analysis.score_identities(averages, case.ids[0])
+    wanted = plain.identity_scores([plain.average_precision(one) for one in case.rankings], case.lists[0][0])
+    assert [(pytest.approx(score.mAP), score.identity, score.queries) for score in found] == wanted
+    assert [score.mAP for score in found] == sorted(score.mAP for score in found)
+
+
+def test_worst_queries(case):
+    averages = analysis.score_queries(case.rows, *case.sides).average_precision
+    wanted = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
+    for count in (1, 5, len(averages) + 1):
+        assert analysis.worst_queries(averages, count).tolist() == [query for _, query in wanted[:count]]
+
+
+def test_nearest(case):
+    chosen = torch.randperm(30)[:12]
+    found = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
+    for row, query in enumerate(chosen.tolist()):
+        listed = zip(*(part[row].tolist() for part in found), strict=True)
+        assert [(distance, is_match, sample) for sample, distance, is_match in listed] == case.rankings[query][:10]
+
+
+def test_nearest_in_a_short_gallery(case):
+    found = analysis.nearest_samples(case.rows, *case.sides, torch.arange(30), 100)
+    assert found.index.shape == (30, 70)
+    assert [int(np.isfinite(row).sum()) for row in found.distance] == [len(one) for one in case.rankings]
+
+
+def test_distances(case):
+    found = analysis.distance_histogram(case.rows, *case.sides, bins=13)
+    largest = max(distance for one in case.rankings for distance, *_ in one)
+    assert found.edges[0] == 0 and found.edges[-1] == largest and len(found.edges) == 14
+    # Inside the bins, where no rounding of an edge decides.
+    inside = Case(torch.seed() % 2**32)
+    inside.distance = inside.distance + 1 / 77
+    found = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
+    wanted = plain.histogram(inside.distance.tolist(), inside.lists[0], inside.lists[2], found.edges.tolist())
+    assert [found.positives.tolist(), found.negatives.tolist()] == wanted
+
+
+def test_distances_that_are_all_zero(case):
+    case.distance = torch.zeros_like(case.distance)
+    found = analysis.distance_histogram(case.rows, *case.sides)
+    assert found.edges[-1] == 1 and found.positives[0] == found.positives.sum() > 0 and found.negatives[1:].sum() == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(2, 5), (3, 1), (40, 6), (41, 100)])
+def test_features_in_two_dimensions(method, shape):
+    features = torch.randn(shape)
+    found = embed(features, method, seed=3)
+    assert found.shape == (len(features), 2) and found.dtype == np.float32 and np.isfinite(found).all()
+    assert np.array_equal(found, embed(features, method, seed=3))
+    assert not embed(torch.ones(shape), method, seed=3).any()
+
+
+def test_two_groups_stay_apart():
+    features = torch.randn(60, 20)
+    features[30:] += 20
+    for method in METHODS:
+        found = embed(features, method, seed=0)
+        distance = np.linalg.norm(found[:, None] - found, axis=2)
+        nearest = (distance + 1e9 * np.eye(60)).argmin(axis=1)
+        assert ((nearest < 30) == (np.arange(60) < 30)).all(), method

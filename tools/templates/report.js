@@ -1,0 +1,91 @@
+// The data, colour schemes, and triplets of images with their kept patches.
+"use strict";
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const percent = (value) => (100 * value).toFixed(1);
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children); // texts stay texts, whatever is in them
+  return made;
+}
+
+// What depends on the colours is drawn again when they change.
+const redraws = [];
+const preferred = matchMedia("(prefers-color-scheme: dark)");
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  byId("theme").setAttribute("aria-pressed", dark);
+  redraws.forEach((redraw) => redraw());
+}
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+preferred.addEventListener("change", () => setTheme(preferred.matches));
+setTheme(preferred.matches);
+
+function nameOf(index) {
+  const { identity, camera, scene } = DATA.samples[index];
+  // Non-breaking spaces: lines end after a comma.
+  return `id\u00a0${identity}, camera\u00a0${camera}${scene === undefined ? "" : `, scene\u00a0${scene}`}`;
+}
+
+// A figure of a sample with lines of text below it.
+function figure(index, className, ...lines) {
+  const triplet = element("div", "triplet");
+  if (index < DATA.thumbnails.length) {
+    const image = element("img", "");
+    image.src = `data:image/jpeg;base64,${DATA.thumbnails[index]}`;
+    image.alt = `${DATA.modalities.join(", ")} of ${nameOf(index)}`;
+    triplet.append(image);
+    if (DATA.kept) {
+      const canvas = element("canvas", "");
+      canvas.dataset.sample = index;
+      triplet.append(canvas);
+      drawKept(canvas);
+    }
+  } else {
+    triplet.append(element("small", "", "image left out"));
+  }
+  const caption = element("figcaption", "", ...lines.flatMap((line, place) => (place ? [element("br", ""), line] : [line])));
+  const whole = element("figure", `sample ${className}`, triplet, caption);
+  whole.title = DATA.samples[index].name;
+  return whole;
+}
+
+// Covers the patches that are dropped: a canvas of one pixel per patch, which is stretched over the images.
+function drawKept(canvas) {
+  const { rows, columns, colour: cover, bits } = DATA.kept;
+  const chosen = byId("kept").value;
+  canvas.hidden = !chosen;
+  if (!chosen) return;
+  const many = DATA.modalities.length;
+  [canvas.width, canvas.height] = DATA.stacked ? [columns, many * rows] : [many * columns, rows];
+  const packed = atob(bits[chosen][canvas.dataset.sample]);
+  const context = canvas.getContext("2d");
+  context.fillStyle = `rgba(${cover.join(",")})`;
+  for (let place = 0; place < many * rows * columns; place++) {
+    if ((packed.charCodeAt(place >> 3) >> (7 - (place & 7))) & 1) continue;
+    const modality = Math.floor(place / (rows * columns));
+    const row = Math.floor(place / columns) % rows;
+    const column = place % columns;
+    context.fillRect(column + (DATA.stacked ? 0 : modality * columns), row + (DATA.stacked ? modality * rows : 0), 1, 1);
+  }
+}
+
+if (DATA.kept) byId("kept").addEventListener("change", () => document.querySelectorAll("canvas[data-sample]").forEach(drawKept));
+
+// The shape of a thumbnail, for those that are left out too.
+const shape = new Image();
+shape.addEventListener("load", () => {
+  document.documentElement.style.setProperty("--ratio", shape.naturalWidth / shape.naturalHeight);
+});
+shape.src = `data:image/jpeg;base64,${DATA.thumbnails[0]}`;
+
+for (const input of document.getElementsByName("pattern")) {
+  input.addEventListener("change", () => {
+    for (const table of document.querySelectorAll(".missing")) table.hidden = table.dataset.pattern !== input.value;
+  });
+}

@@ -1,0 +1,118 @@
+// Plots in the colours of the page.
+const PALETTE = ["#3f7ee8", "#e8853f", "#2fa866", "#c45bd0", "#d64550", "#12a5b0", "#a08a1c", "#8a74e0"];
+const CONFIG = { responsive: true, displayModeBar: false };
+// A finger that is drawn over a plot scrolls the page.
+const DRAG = matchMedia("(pointer: coarse)").matches ? false : "zoom";
+
+const axis = (title, more = {}) => ({
+  title: { text: title }, gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line"), automargin: true,
+  ...more,
+});
+
+const coloured = (title, color) => axis(title, { title: { text: title, font: { color } }, tickfont: { color } });
+
+function layout(x, y, more = {}) {
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 50, r: 15, t: 10, b: 45 }, dragmode: DRAG,
+    font: { family: "system-ui, sans-serif", size: 13, color: colour("text") },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
+    legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom" }, xaxis: axis(x), yaxis: axis(y), ...more,
+  };
+}
+
+function plot(id, build) {
+  const draw = () => Plotly.react(byId(id), ...build(), CONFIG);
+  draw();
+  redraws.push(draw);
+}
+
+plot("training", () => [[
+  { x: DATA.curves.epochs, y: DATA.curves.loss, name: "loss", line: { color: colour("accent") }, hovertemplate: "%{y:.3f}" },
+  { x: DATA.curves.epochs, y: DATA.curves.accuracy.map((value) => 100 * value), name: "accuracy", yaxis: "y2",
+    line: { color: PALETTE[1] }, hovertemplate: "%{y:.1f} %" },
+], layout("epoch", "loss", {
+  showlegend: false, hovermode: "x unified", yaxis: coloured("loss", colour("accent")),
+  yaxis2: { ...coloured("accuracy, %", PALETTE[1]), overlaying: "y", side: "right", range: [0, 100], dtick: 20, showgrid: false,
+    tickmode: "linear" },
+})]);
+
+plot("testing", () => [Object.entries(DATA.curves.measures).flatMap(([measure, patterns]) => patterns.map((values, pattern) => ({
+  x: DATA.curves.tested, y: values.map((value) => 100 * value), name: DATA.patterns[pattern], legendgroup: pattern,
+  showlegend: measure === "mAP", line: { color: PALETTE[pattern], dash: measure === "mAP" ? "solid" : "dot" },
+  hovertemplate: `${measure} %{y:.1f} %`,
+}))), layout("epoch", "%", {
+  hovermode: "x unified", yaxis: axis("%", { range: [0, 100] }),
+})]);
+
+plot("identity-plot", () => [[{
+  type: "bar", x: DATA.identities.map((one) => `${one.identity}`), y: DATA.identities.map((one) => 100 * one.mAP),
+  customdata: DATA.identities.map((one) => one.queries), marker: { color: colour("accent") },
+  hovertemplate: "id %{x}: %{y:.1f} %, %{customdata} queries<extra></extra>",
+}], layout("identity", "mAP, %", { xaxis: axis("identity", { type: "category", nticks: Math.floor(byId("identity-plot").clientWidth / 30) }), yaxis: axis("mAP, %", { range: [0, 100] }) })]);
+
+plot("distance-plot", () => {
+  const { edges, ...kinds } = DATA.distances;
+  const centres = edges.slice(1).map((edge, place) => (edge + edges[place]) / 2);
+  return [Object.entries(kinds).map(([name, counts]) => {
+    const total = counts.reduce((sum, count) => sum + count, 0);
+    return {
+      type: "bar", x: centres, y: counts.map((count) => (100 * count) / Math.max(1, total)), opacity: 0.6,
+      name: `${total.toLocaleString("en")} ${name}`, marker: { color: colour(name === "positives" ? "hit" : "miss") },
+      customdata: counts, hovertemplate: "%{customdata:,} at about %{x:.3f}",
+    };
+  }), layout("distance", "share, %", { barmode: "overlay", bargap: 0 })];
+});
+
+// The scatter plot: a trace per colour, then rings around the samples of the chosen one's identity.
+const scatter = byId("scatter-plot");
+const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
+let point = -1; // place in DATA.scatter.samples
+
+function scatterTraces() {
+  const places = DATA.scatter.places[chosen("method")];
+  const samples = DATA.scatter.samples.map((index) => DATA.samples[index]);
+  const everything = samples.map((_, place) => place);
+  const by = chosen("colour");
+  const trace = (members, more) => ({
+    mode: "markers", x: members.map((place) => places[place][0]), y: members.map((place) => places[place][1]),
+    customdata: members, text: members.map((place) => nameOf(DATA.scatter.samples[place])), hovertemplate: "%{text}<extra></extra>",
+    ...more,
+  });
+  const values = [...new Set(samples.map((sample) => sample[by]))].sort((a, b) => a - b);
+  const traces = by === "camera"
+    ? values.map((camera, place) => trace(everything.filter((one) => samples[one].camera === camera),
+      { name: `camera ${camera}`, marker: { size: 7, color: PALETTE[place % PALETTE.length] } }))
+    : [trace(everything, { showlegend: false, marker: { size: 7,
+      // Neighbouring identities far apart on the colour circle.
+      color: samples.map((sample) => `hsl(${(values.indexOf(sample.identity) * 137.5) % 360} 65% 52%)`) } })];
+  const same = everything.filter((one) => point >= 0 && samples[one].identity === samples[point].identity);
+  return [...traces, trace(same, { showlegend: false, hoverinfo: "skip", hovertemplate: null,
+    marker: { size: same.map((one) => (one === point ? 18 : 13)), color: "rgba(0,0,0,0)", line: { width: 2, color: colour("text") } } })];
+}
+
+const bare = { showgrid: false, zeroline: false, showline: false, showticklabels: false, ticks: "" };
+plot("scatter-plot", () => [scatterTraces(), layout("", "", {
+  margin: { l: 10, r: 10, t: 10, b: 10 }, hovermode: "closest",
+  xaxis: axis("", bare), yaxis: axis("", bare), uirevision: chosen("method"),
+})]);
+const drawScatter = redraws[redraws.length - 1];
+
+function showPoint(place) {
+  if (place === point) return;
+  point = place;
+  const index = DATA.scatter.samples[place];
+  byId("point").replaceChildren(figure(index, "query", nameOf(index), DATA.samples[index].name));
+  drawScatter();
+}
+
+for (const name of ["method", "colour"]) {
+  for (const input of document.getElementsByName(name)) input.addEventListener("change", drawScatter);
+}
+for (const event of ["plotly_hover", "plotly_click"]) scatter.on(event, ({ points }) => showPoint(points[0].customdata));
+scatter.addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const many = DATA.scatter.samples.length;
+  showPoint(point < 0 ? 0 : (point + step + many) % many);
+});
