@@ -64,22 +64,30 @@ def main() -> None:
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
     found = {part: list(PARTS[part][1](arguments.quick)) for part in progress(parts, "measuring", unit="part")}
     device = choose_device(load_cfg("RGBNT201/DeMo.yml"))
-    record = {"command": command(), **commit(), "versions": versions(device), "quick": arguments.quick,
-              "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None},
-              "parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
+    record = about(device, arguments.quick) | {"parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
     if arguments.json:
         write_json(arguments.json, record)
     print(as_report(record))
 
 
+def about(device: torch.device, quick: bool) -> dict:
+    """What a record of measurements on `device` begins with: command, commit, versions and machine."""
+    return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
+            "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None}}
+
+
 def as_report(record: dict) -> str:
     """Record of --json as Markdown: command, machine and versions, and the table."""
+    return f"{headline(record)}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
+
+
+def headline(record: dict) -> str:
+    """Command, machine and versions of a record."""
     made, what = record["versions"], record["machine"]
     half = "with" if what["bfloat16"] else "without"
     where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
-    head = (f"`{record['command']}` on {where}, {what['threads']} threads; "
+    return (f"`{record['command']}` on {where}, {what['threads']} threads; "
             + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
-    return f"{head}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
 
 
 if __name__ == "__main__":

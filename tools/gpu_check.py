@@ -1,0 +1,212 @@
+"""Check and measure the project on a GPU: python tools/gpu_check.py [--only PART …] [--json X.json]
+
+It runs with any interpreter that has PyTorch and torchvision; what else it lacks comes from the folder bundle (tools/bundle.py).
+"""
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script
+    from demo_sdtps.tools import bundle
+
+    bundle.use()
+
+import argparse
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+
+import torch
+
+from demo_sdtps.benchmarks.rows import Row, as_markdown
+from demo_sdtps.benchmarks.run import about, headline
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.progress import progress
+from demo_sdtps.engine.runtime import choose_device
+from demo_sdtps.tools import bundle  # noqa: F811 (also where this file is not run)
+from demo_sdtps.tools.gpu_checks import FAILED, PARTS, SKIPPED, Found, Place, make_data
+
+NOT_RUN = "not run"
+LOG = "log.txt"
+
+
+def main() -> None:
+    parser = Parser(
+        description="Check on a GPU what the tests check on a CPU, and what a CPU cannot tell, and measure the speed beside "
+                    "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a check has failed.",
+        epilog="parts:\n" + "\n".join(f"  {name:12}{part.about}" for name, part in PARTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="auto (default) is the first GPU that torch can use, else the CPU")
+    parser.add_argument("--only", nargs="+", metavar="PART", default=[], help="parts to run (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
+    parser.add_argument("--minutes", type=positive_int, default=8, metavar="N",
+                        help="time limit: what has not ended by then is stopped, and the rest is not run (default: 8)")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="copy the pure Python packages that the checks need from this "
+                        "environment into a new folder, and do nothing else; for a machine without a package index")
+    add_output(parser, "--json", ".json", help="write the results as JSON too")
+    arguments = parser.parse_args()
+    if arguments.bundle:
+        make_bundle(arguments.bundle)
+        return
+    check_outputs(arguments)
+    for part in arguments.only:
+        if part not in PARTS:
+            raise UserError(f"There is no part {part!r} to check; choose from {', '.join(PARTS)}.")
+    device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the benchmarks choose a GPU where they see one
+    started = time.monotonic()
+    parts = [part for part in PARTS if part in arguments.only or not arguments.only]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(device, arguments.quick, Path(folder))
+        make_data(place.folder)
+        checks, rows = check(place, parts, started + 60 * arguments.minutes)
+    record = about(device, arguments.quick) | {"seconds": time.monotonic() - started, "checks": checks,
+                                               "rows": [row._asdict() for row in rows]}
+    if arguments.json:
+        write_json(arguments.json, record)
+    print_lines(*report(record).splitlines())
+    if any(one["result"] == FAILED for one in checks):
+        sys.exit(1)
+
+
+def make_bundle(folder: Path) -> None:
+    if folder.exists():
+        raise UserError(f"The folder {folder} already exists; remove it or choose another.")
+    copied, left_out = bundle.make(folder)
+    print_lines(f"Copied {', '.join(copied)} to {folder}",
+                f"Left out, as they are compiled and the checks go on without them: {', '.join(left_out)}",
+                f"On the machine with the GPU the checkout needs it as {bundle.FOLDER.name}/")
+
+
+def check(place: Place, parts: Sequence[str], deadline: float) -> tuple[list[dict], list[Row]]:
+    """Results of the checks, and rows of the benchmark. `deadline` is a time of `time.monotonic`."""
+    found: list[tuple[str, Found | Row, float]] = []
+    worker: Worker | None = None
+    try:
+        for part in (bar := progress(parts, unit="part")):
+            bar.set_description(part)
+            began = time.monotonic()
+            if began >= deadline:
+                found.append((part, Found(PARTS[part].about, given=NOT_RUN, note="no time was left"), 0.0))
+                continue
+            worker = worker or Worker(place)
+            try:
+                found += ((part, *result) for result in worker.results(part, deadline))
+            except (TimeoutError, EOFError) as error:
+                why = "it was stopped, as no time was left" if isinstance(error, TimeoutError) else worker.last_words()
+                found.append((part, Found(PARTS[part].about, given=FAILED, note=why), time.monotonic() - began))
+                worker.end(patience=0)
+                worker = None
+    finally:
+        if worker:
+            worker.end()
+    checks = [{"part": part, "what": one.what, "result": one.result, "figure": finite(one.figure), "limit": one.limit,
+               "unit": one.unit, "note": one.note, "seconds": seconds}
+              for part, one, seconds in found if isinstance(one, Found)]
+    return checks, [one for _, one, _ in found if isinstance(one, Row)]
+
+
+def finite(figure: float | None) -> float | None:
+    return figure if figure is not None and math.isfinite(figure) else None
+
+
+class Worker:
+    """A process that runs parts: one that crashes or hangs does not end the others."""
+
+    def __init__(self, place: Place):
+        context = multiprocessing.get_context("spawn")
+        self.log = place.folder / LOG
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, place))
+        self.process.start()
+        theirs.close()
+
+    def results(self, part: str, deadline: float) -> Iterator[tuple[Found | Row, float]]:
+        """What a part finds, and the seconds of each. Raises `TimeoutError` at the deadline, and `EOFError` where the process
+        has ended."""
+        self.connection.send(part)
+        while True:
+            if not self.connection.poll(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            result = self.connection.recv()
+            if result is None:
+                return
+            yield result
+
+    def last_words(self) -> str:
+        self.process.join()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"its process has ended with code {self.process.exitcode}: {lines[-1] if lines else 'no message'}"
+
+    def end(self, patience: float = 10) -> None:
+        """End the process, at once where it has not done so after `patience` seconds, and those that a part has started."""
+        self.connection.close()
+        self.process.join(patience)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+
+def serve(connection: Connection, place: Place) -> None:
+    """In the worker: run the parts that are asked for."""
+    os.setsid()
+    log = open(place.folder / LOG, "ab")  # noqa: SIM115 (until the process ends)
+    for stream in (1, 2):
+        os.dup2(log.fileno(), stream)
+    logging.getLogger().setLevel(logging.WARNING)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    with suppress(EOFError):  # the parent has ended
+        while True:
+            for result in results_of(connection.recv(), place):
+                connection.send(result)
+            connection.send(None)
+
+
+def results_of(name: str, place: Place) -> Iterator[tuple[Found | Row, float]]:
+    """What a part finds, and the seconds of each; what it raises is a failure."""
+    part, began = PARTS[name], time.perf_counter()
+    if missing := [module for module in part.needs if find_spec(module) is None]:
+        yield Found(part.about, given=SKIPPED, note=f"this interpreter has no {' and no '.join(missing)}"), 0.0
+        return
+    try:
+        for found in part.work(place):
+            now = time.perf_counter()
+            yield found, now - began
+            began = now
+    except Exception as error:  # whatever a check raises; the others go on
+        lines = str(error).strip().splitlines() or ["no message"]
+        yield Found(part.about, given=FAILED, note=f"{type(error).__name__}: {lines[0]}"), time.perf_counter() - began
+
+
+def report(record: dict) -> str:
+    """The results as Markdown: where they were found, the checks, and the rows of the benchmark."""
+    counts = Counter(one["result"] for one in record["checks"])
+    lines = [("part", "check", "result", "figure", "limit", "seconds", "note"), ("---",) * 7]
+    for one in record["checks"]:
+        figure = "" if one["figure"] is None else f"{one['figure']:.3g} {one['unit']}".strip()
+        limit = "" if one["limit"] is None else f"≤ {one['limit']:g}"
+        lines.append((one["part"], one["what"], one["result"], figure, limit, f"{one['seconds']:.1f}", one["note"]))
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    rows = [Row(**row) for row in record["rows"]]
+    return "\n\n".join([headline(record), *([table] if record["checks"] else []), *([as_markdown(rows)] if rows else []),
+                        f"{', '.join(f'{number} {result}' for result, number in counts.items()) or 'no check'}; "
+                        f"{len(rows)} rows of speed; {record['seconds']:.0f} s"])
+
+
+if __name__ == "__main__":
+    run(main)
