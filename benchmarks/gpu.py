@@ -1,4 +1,4 @@
-"""Rows of tools/gpu_check.py: DeMo's plain formulation beside ours in the same precision, on the device of the configuration."""
+"""Rows of tools/gpu_check.py: DeMo's plain formulation beside ours in the same precision, on the configuration's device."""
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
