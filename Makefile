@@ -6,7 +6,7 @@
 # make lint       ruff and mypy
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about two hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
-# make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about ten minutes)
+# make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about half an hour)
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
 # core, at most 8), TEST_THREADS=2 the number of threads of each (default: 1).
