@@ -17,7 +17,7 @@ from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.distributed import check_agreement, check_launch, is_main, processes, share
+from demo_sdtps.engine.distributed import check_agreement, check_launch, fetched, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer, data_files
 from demo_sdtps.engine.run.data import check_data
@@ -69,19 +69,20 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         verify(samples)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
-    report = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
-    if cfg.MODEL.COMPILE:
-        compile_model(model, device)
     loader = train_loader(cfg, splits["train"])
     sampler_of(loader).share = share
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     data = check_data(cfg, resumed, loader, data_files(cfg, splits))
+    report = (f"the weights are those of {resumed.path}" if resumed else
+              fetched(lambda: load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)))
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
 
     # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:
         logger.info("%s: %s", cfg.DATASETS.NAMES, ", ".join(f"{len(found)} {split}" for split, found in splits.items()))
         logger.info(data.report)
-        for warning in (*data.warnings, *data_warnings(cfg, splits["train"], test_data)):
+        for warning in (*data.warnings, *data_warnings(cfg, splits, test_data.matched)):
             logger.warning(warning)
         logger.info(report)
         ReIDTrainer(cfg, model.to(device), loader, test_data, data.fingerprint).run(output, resumed)

@@ -53,7 +53,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)
-    model, report = make_seps(cfg)
+    model, report = make_seps(cfg, pretrained=not resumed)
     loader = caption_loader(cfg, splits["train"], tokenizer)
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
@@ -68,7 +68,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         logger.info(data.report)
         for warning in (*data.warnings, *data_warnings(splits)):
             logger.warning(warning)
-        logger.info(report)
+        logger.info(f"the weights are those of {resumed.path}" if resumed else report)
         SEPSTrainer(cfg, model.to(device), loader, dev, test, data.fingerprint).run(output, resumed)
 
 

@@ -4,7 +4,7 @@ import re
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
-from demo_sdtps.config.common import CLIP_BACKBONE, UserError, nearest
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB, UserError, nearest
 from demo_sdtps.config.scores import SCORES, reads_masks, score_entry
 
 
@@ -29,9 +29,10 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
                         "position embedding has one grid; make them equal.")
     name, patch = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T == "hub"):
+    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T == HUB):
+        others = "" if name == CLIP_BACKBONE else ", or MODEL.PRETRAIN_PATH_T to 'none'"
         raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
-                        "own; set it to 0.")
+                        f"own; set it to 0{others}.")
     backbone_class(name)
     check_device(cfg)
 

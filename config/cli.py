@@ -91,7 +91,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest."""
     parser = Parser(description=description, epilog=epilog)
-    parser.set_defaults(schema=schema, checkpoint=checkpoint)
+    parser.set_defaults(schema=schema, checkpoint=checkpoint, inputs=checkpoint.inputs if checkpoint else lambda cfg: [])
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
@@ -122,7 +122,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
         config = checkpoint.stored(Path(path))
     cfg = load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
     if "outputs" in arguments:
-        check_outputs(arguments, [arguments.config_file, *checkpoint.inputs(cfg)])
+        check_outputs(arguments, [arguments.config_file, *arguments.inputs(cfg)])
     return arguments, cfg
 
 

@@ -12,6 +12,9 @@ MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a tri
 CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""
 
+HUB, RANDOM_WEIGHTS = "hub", ("", "none")
+"""Values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; the weights are random, '' with a warning."""
+
 SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
 

@@ -89,6 +89,16 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
+def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
+    """The first of `schemas` that has every key of a YAML file, else the first of all.
+
+    Raises `UserError` for a file that cannot be read.
+    """
+    content = read_yaml(_config_path(Path(config)), "configuration", f"give an existing YAML file such as {schemas[0].example}")
+    fitting = (schema for schema in schemas if all(name in schema.by_name for name, _ in flatten(content, schema)))
+    return next(fitting, schemas[0])
+
+
 def _config_path(path: Path) -> Path:
     """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS.yml, with or without configs/."""
     candidates = (path, CONFIGS / path, CONFIGS.parent / path)

@@ -81,7 +81,8 @@ KEYS = (
     Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
         "the backbone: ViT-B-16 (CLIP's), vit_base_patch16_224 (ImageNet's), or any VisionTransformer or Eva of timm with a "
         "class token and a position embedding (docs/method.md)"),
-    Key("MODEL.PRETRAIN_PATH_T", "", "weights of the backbone: a file, 'hub' (timm downloads them), or '' (random)"),
+    Key("MODEL.PRETRAIN_PATH_T", "", "weights of the backbone: a file, 'hub' (timm downloads them), or 'none' (random; "
+        "'' too, with a warning)"),
     Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels for a backbone without published weights; 0: the backbone's own",
         *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]; below the patch they overlap", *SIZE),

@@ -1,8 +1,8 @@
 """Samples, readers of data sets, and the checks that all readers share (docs/data.md)."""
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -37,6 +37,7 @@ class Reader:
     instead: str = ""  # alternative to a missing data set
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
     locate: Callable[[Path], Path] | None = None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
+    published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # counts by split (counts.py)
 
     @property
     def folder(self) -> str:

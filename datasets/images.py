@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.shortage import shortage
-from demo_sdtps.datasets.base import Sample
 
 Paths = tuple[str, ...]
 Images = tuple[torch.Tensor, ...]
@@ -87,13 +86,37 @@ def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decod
     return list(_parallel(decode, paths, "reading images", "sample"))
 
 
-def verify(samples: Iterable[Sample]) -> None:
+class HasPaths(Protocol):
+    """A sample, or a split of images."""
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+
+
+def verify(samples: Iterable[HasPaths], threads: int | None = None) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
-    paths = sorted({path for sample in samples for path in sample.paths})
-    errors = [error for error in _parallel(_error_of, paths, "verifying images") if error]
+    _read_every(_check, sorted({path for sample in samples for path in sample.paths}), "verifying images", threads)
+
+
+def image_sizes(paths: Sequence[str], threads: int | None = None) -> list[tuple[int, int]]:
+    """(height, width) in pixels of each image, from the headers alone. Raises `UserError` as `verify`."""
+    return _read_every(_size_of, paths, "reading headers", threads)
+
+
+def _read_every(read: Callable[[str], T], paths: Sequence[str], title: str, threads: int | None) -> list[T]:
+    """`read` of every path. Raises a `UserError` that lists all files that cannot be read."""
+    def attempt(path: str) -> tuple[T | None, str]:
+        try:
+            return read(path), ""
+        except UserError as error:
+            return None, str(error).removeprefix("The image ")
+
+    found = list(_parallel(attempt, paths, title, threads=threads))
+    errors = [error for _, error in found if error]
     if errors:
         raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
                               *(f"  {error}" for error in errors)))
+    return [result for result, _ in found]  # type: ignore[misc]  # None comes with an error
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:
@@ -104,9 +127,10 @@ def check_widths(paths: Sequence[str], width: int) -> None:
                             f"side by side, {width // len(MODALITIES)} each{ADVICE}")
 
 
-def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:
+def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image",
+              threads: int | None = None) -> Iterator[T]:
     """Results of `function` in the order of the items, by threads and with a progress bar."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(threads) as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
 
 
@@ -157,9 +181,10 @@ def _width_of(path: str) -> int:
         return image.width
 
 
-def _error_of(path: str) -> str | None:
-    try:
-        decode(path, advice="")
-    except UserError as error:
-        return str(error).removeprefix("The image ")
-    return None
+def _size_of(path: str) -> tuple[int, int]:
+    with _opened(path, advice="") as image:
+        return image.height, image.width
+
+
+def _check(path: str) -> None:
+    decode(path, advice="")

@@ -98,9 +98,7 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch. Raises `UserError` where they fill no batch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
-    if len(by_identity) < 2:
-        raise UserError("The training split has a single identity, but training needs at least two; add images of others.")
-    sampler = _batch_sampler(cfg, labels, len(by_identity))
+    sampler = train_sampler(cfg, labels)
     dataset = _triplets(cfg, samples, labels, training=True)
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
@@ -117,7 +115,11 @@ def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], tr
     return TripletDataset(samples, labels, transform, cache, masks)
 
 
-def _batch_sampler(cfg: CfgNode, labels: list[int], identities: int) -> EpochBatchSampler:
+def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
+    """Sampler of training samples with these labels. Raises `UserError` where they fill no batch."""
+    identities = len(set(labels))
+    if identities < 2:
+        raise UserError("The training split has a single identity, but training needs at least two; add images of others.")
     batch_size, instances, seed = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED
     if cfg.DATALOADER.SAMPLER == "softmax":
         return shuffled_batches(len(labels), "triplets", batch_size, seed)

@@ -17,5 +17,8 @@ def read(root: Path, split: str) -> list[Sample]:
     return [NAMING.sample(paths) for paths in triplet_paths(folder, {modality: modality for modality in MODALITIES})]
 
 
+TEST = {"triplets": 836, "identities": 30}
+PUBLISHED = {"train": {"triplets": 3951, "identities": 171}, "query": TEST, "gallery": TEST, "all": {"cameras": 4}}
+
 READER = Reader(read, layout="RGBNT201/{train_171,test}/{RGB,NI,TI}/" + NAMING.example,
-                instead=", or run `make demo`, which makes synthetic images in this layout")
+                instead=", or run `make demo`, which makes synthetic images in this layout", published=PUBLISHED)

@@ -2,6 +2,7 @@
 import re
 from pathlib import Path
 
+from demo_sdtps.config.files import read_json
 from demo_sdtps.datasets import rgbnt201
 from demo_sdtps.datasets.base import Reader, Sample
 
@@ -12,6 +13,17 @@ MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its d
 def locate(root: Path) -> Path:
     """ROOT_DIR/synthetic, or ROOT_DIR itself where its RGBNT201 is synthetic, as in configs/Synthetic."""
     return root if (root / rgbnt201.READER.folder / MARKER).is_file() else root / FOLDER
+
+
+def made(root: Path) -> dict[str, dict[str, int]] | None:
+    """The counts of the data set in ROOT_DIR by split, as tools/make_synthetic.py has noted them; None for any other data."""
+    marker = read_json(locate(root) / rgbnt201.READER.folder / MARKER)
+    try:
+        identities = {"train_171": marker["arguments"]["identities"], "test": marker["arguments"]["test_identities"]}
+        return {split: {"triplets": int(marker["triplets"][folder]), "identities": int(identities[folder])}
+                for split, folder in rgbnt201.FOLDERS.items()}
+    except (TypeError, LookupError, ValueError):
+        return None
 
 
 def light(sample: Sample) -> str:

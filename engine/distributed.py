@@ -162,6 +162,32 @@ def first_on_machine() -> Iterator[None]:
         all_gather_object(None)
 
 
+def end_all(refused: str) -> None:
+    """Raise `refused`, if any, as `UserError` in the main process; the others exit with 0, so that torchrun does not end the
+    main process before its sentence."""
+    if refused and is_main():
+        raise UserError(refused)
+    if refused:
+        sys.exit(0)
+
+
+def fetched(work: Callable[[], Item]) -> Item:
+    """The result of `work` in every process: one of each machine downloads, and then its others find the cache.
+
+    Where it raises `UserError` in one process, all end by `end_all`.
+    """
+    things: list[Item] = []
+    for is_first in (True, False):
+        refused = ""
+        if is_first == (not local_rank()):
+            try:
+                things.append(work())
+            except UserError as error:
+                refused = str(error)
+        end_all(next(filter(None, all_gather_object(refused)), ""))
+    return things[0]
+
+
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
     """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""

@@ -1,4 +1,4 @@
-"""Keys and the class token's attention in a block of timm's VisionTransformer or Eva, without running the block."""
+"""Keys and attention weights in a block of timm's VisionTransformer or Eva, without running the block."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,24 +14,40 @@ from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 
 
-@torch.no_grad()
 def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
     """Softmax weights of the class token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L) float32.
 
     Costs the block's keys, about a twelfth of the block.
     """
+    return _attention(backbone, tokens, tokens.values[:, :1], index).squeeze(2)
+
+
+def attention_weights(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
+    """Softmax weights of every token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L, L) float32."""
+    return _attention(backbone, tokens, tokens.values, index)
+
+
+@torch.no_grad()
+def _attention(backbone: Backbone, tokens: Tokens, queries: torch.Tensor, index: int) -> torch.Tensor:
+    """Softmax weights of `queries`, the class token (B, 1, C) or all tokens (B, L, C), over all tokens."""
     attention: Any = backbone.vit.blocks[index].attn
-    query, key = _projected(backbone, tokens.values[:, :1], index, is_key=False), keys(backbone, tokens, index)
+    query, key = _projected(backbone, queries, index, is_key=False), keys(backbone, tokens, index)
     rope = backbone.block_arguments(tokens)(index).get("rope")
     if rope is not None:
-        prefix = attention.num_prefix_tokens
-        turned = apply_rot_embed_cat(key[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))
-        key = torch.cat([key[:, :, :prefix], turned.to(key.dtype)], dim=2)
+        key = _turned(key, rope, attention)
+        query = query if query.shape[2] == 1 else _turned(query, rope, attention)  # the class token is not turned
     with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * attention.scale) @ key.float().transpose(-2, -1)
         if tokens.sizes is not None:
             logits = logits + tokens.sizes.log()[:, None, None, :]
-        return logits.softmax(dim=-1).squeeze(2)
+        return logits.softmax(dim=-1)
+
+
+def _turned(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
+    """Queries or keys (B, heads, L, D) with the rotary embedding of the patches."""
+    prefix = attention.num_prefix_tokens
+    turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))
+    return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)
 
 
 def check_class_attention(block: nn.Module, what: str) -> None:

@@ -114,7 +114,7 @@ class DeMo(nn.Module):
                          neck: str = "before") -> list[dict[int, torch.Tensor]]:
         """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
         both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
-        return [self._patterns(context, neck) for context in self.encode_cases(images, cam_label, cases)]
+        return [self.patterns_of(context, neck) for context in self.encode_cases(images, cam_label, cases)]
 
     def features(self, context: Context) -> dict[str, torch.Tensor]:
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
@@ -197,7 +197,8 @@ class DeMo(nn.Module):
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
         return {modality: part[camera_of] for modality, part in self._stem(zeros, cameras).items()}
 
-    def _patterns(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
+    def patterns_of(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
+        """The return patterns of encoded triplets, (B, D) each; `neck` as in `extract_features`."""
         features = self.features(context)
         if neck == "after":
             features = {name: self.heads.get_submodule(f"{name}.bottleneck")(feature) for name, feature in features.items()}

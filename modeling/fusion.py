@@ -56,9 +56,7 @@ class HDM(nn.Module):
         tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
         not sum to 1, so their sum multiplies b_v.
         """
-        # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
-        matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
-        query_weights, key_weights, value_weights = (matrices[part::3] for part in range(3))
+        query_weights, key_weights, value_weights = self.projections()
         query_bias, _, value_bias = self.in_proj_bias.chunk(3, dim=1)
         weights = self.attention(patches, global_feats, self.keys(query_weights, query_bias, key_weights))
         pooled = self.pool(weights, patches, global_feats)
@@ -70,6 +68,19 @@ class HDM(nn.Module):
         bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias.unflatten(1, (self.heads, HEAD_WIDTH))
         values = (torch.stack(values, dim=1) + bias).flatten(2)
         return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, values) + self.out_proj_bias
+
+    def weights(self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor],
+                ) -> dict[tuple[str, str], torch.Tensor]:
+        """The attention weights of a forward, (B, heads, 1 + N) by (subset, modality), the global feature's first."""
+        query_weights, key_weights, _ = self.projections()
+        query_bias = self.in_proj_bias.chunk(3, dim=1)[0]
+        return self.attention(patches, global_feats, self.keys(query_weights, query_bias, key_weights))
+
+    def projections(self) -> tuple[Sequence[torch.Tensor], ...]:
+        """W_q, W_k and W_v of each subset, each (C, C)."""
+        # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
+        matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
+        return matrices[::3], matrices[1::3], matrices[2::3]
 
     def keys(self, query_weights: Sequence[torch.Tensor], query_bias: torch.Tensor,
              key_weights: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

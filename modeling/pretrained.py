@@ -2,17 +2,20 @@
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import huggingface_hub
 import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from torch import nn
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import CLIP_BACKBONE
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB, RANDOM_WEIGHTS
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch, usable
 from demo_sdtps.modeling.weights import Weights, clip_to_timm, not_floating, tensors_of
@@ -23,19 +26,26 @@ HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
 
 CLIP, CLIP_PREFIX = "clip", "visual."
 
-RANDOM = "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones"
+RANDOM = dict(zip(RANDOM_WEIGHTS, (
+    "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones ('hub' downloads "
+    "them, 'none' says that random ones are meant)",
+    "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)"), strict=True))
+"""The report on a backbone without pretrained weights, by MODEL.PRETRAIN_PATH_T."""
+OTHERS = "'hub' to download them, or 'none' for random ones"
+REACH_SECONDS = 10  # in which the hub must answer before its client, which tries for a minute, is asked for the weights
 MAX_NAMED = 3
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
-    """Fill the backbone from a file (TorchScript archive, state dict or safetensors), or from timm's hub for "hub".
+    """Fill the backbone from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not at all
+    for "none" and "".
 
     Returns a report, or a warning: how many tensors were loaded, resized and left at random. Raises `UserError` for a source
     that cannot be read, that has no tensor of a fitting name and shape, or that is another model's.
     """
-    if not source:
-        return RANDOM
+    if source in RANDOM:
+        return RANDOM[source]
     found = read_source(transformer_type, source)
     example = next(iter(found), "nothing at all")
     expected = backbone.vit.state_dict()
@@ -79,7 +89,7 @@ def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequ
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
-                        f"(it holds {example}, …); give weights of this backbone, 'hub', or '' for random ones.")
+                        f"(it holds {example}, …); give weights of this backbone, {OTHERS}.")
     if reason := _other_model(found, expected):
         raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
                         "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs.")
@@ -125,7 +135,7 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int =
 
 def read_source(transformer_type: str, source: str) -> Weights:
     """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file. Raises `UserError`."""
-    if source == "hub":
+    if source == HUB:
         return _from_hub(transformer_type)
     return read_weights(Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE)
 
@@ -137,8 +147,7 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
     Raises `UserError` for a missing file and for any other format.
     """
     if not path.is_file():
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, 'hub', or '' "
-                        "for random ones.")
+        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}.")
     try:
         if path.suffix == ".safetensors":
             check_archive(path)
@@ -168,9 +177,27 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _from_hub(transformer_type: str) -> Weights:
+    """The weights that timm downloads, or finds in the cache of the Hugging Face hub. Raises `UserError`."""
     tag = HUB_TAGS.get(transformer_type, transformer_type)
+    others = "give MODEL.PRETRAIN_PATH_T the path of a file with weights of this backbone, or 'none' for random ones"
+    if not timm.models.is_model_pretrained(tag):
+        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}.")
     try:
+        _check_reachable(tag)
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
         raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
-                        "the network, or give a file.") from error
+                        f"the network, or {others}.") from error
+
+
+def _check_reachable(tag: str) -> None:
+    """Raise the client's error at once where nothing of the weights is in the cache and the hub does not answer."""
+    config = timm.models.get_pretrained_cfg(tag)
+    repository = config.hf_hub_id if config else None
+    if not repository:  # the weights are at another address
+        return
+    try:
+        huggingface_hub.snapshot_download(repository, local_files_only=True)
+    except LocalEntryNotFoundError:
+        with suppress(HfHubHTTPError):  # an answer, if only a refusal: the download may be allowed
+            huggingface_hub.HfApi().model_info(repository, timeout=REACH_SECONDS)

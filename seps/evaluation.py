@@ -20,6 +20,7 @@ from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 
 EXAMPLE = "runs/SEPS/flickr30k/best.pth"
+SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,21 @@ def data_folders(cfg: CfgNode) -> list[str | Path]:
     return [Path(cfg.DATASETS.ROOT_DIR, cfg.DATASETS.NAMES), cfg.MODEL.TEXT_TOWER]
 
 
-def read_caption_splits(cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")) -> dict[str, ImageTexts]:
+def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
     splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
+    check_long_captions(cfg, splits)
+    return splits
+
+
+def check_long_captions(cfg: CfgNode, splits: Mapping[str, ImageTexts]) -> None:
+    """Raise `UserError` where only some of the splits have long captions."""
+    data = cfg.DATASETS
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
         raise UserError(f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
                         "them, or set DATASETS.LONG_CAPTIONS to no.")
-    return splits
 
 
 def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
@@ -57,11 +64,16 @@ def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
             "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
 
 
-def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
-    """Tokenise a split for evaluation. Raises `UserError` where `folds` does not divide its number of images."""
+def check_folds(split: ImageTexts, folds: int) -> None:
+    """Raise `UserError` where `folds` does not divide the number of images of a split."""
     if len(split.paths) % folds:
         raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
                         "choose a number that divides them.")
+
+
+def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
+    """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
+    check_folds(split, folds)
     return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
                          cfg.TEST.IMS_PER_BATCH)
 

@@ -7,7 +7,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_device
-from demo_sdtps.config.common import UserError, nearest
+from demo_sdtps.config.common import RANDOM_WEIGHTS, UserError, nearest
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
 
@@ -28,7 +28,8 @@ KEYS = (
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224"),
     _shared("MODEL.PRETRAIN_PATH_T",
-            description="weights of the image tower: a file, 'hub' (timm downloads them), or '' (random)"),
+            description="weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
+            "warning)"),
     _shared("MODEL.PATCH_SIZE",
             description="side of a patch in pixels, for an image tower without pretrained weights; 0: that of the tower"),
     _shared("MODEL.DROP_PATH", default=0.0, description="stochastic depth of the last block of the image tower, linear from 0"),
@@ -94,9 +95,9 @@ def check_seps_cfg(cfg: CfgNode) -> None:
     if not cfg.MODEL.DUAL_AGGR and not cfg.MODEL.PAPER_VERSION:
         raise UserError("MODEL.DUAL_AGGR and MODEL.PAPER_VERSION are both False, but only the paper version has single "
                         "and dual aggregation; set DUAL_AGGR to True, which has no effect, or PAPER_VERSION to True.")
-    if cfg.MODEL.PATCH_SIZE and cfg.MODEL.PRETRAIN_PATH_T:
+    if cfg.MODEL.PATCH_SIZE and cfg.MODEL.PRETRAIN_PATH_T not in RANDOM_WEIGHTS:
         raise UserError(f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights (MODEL.PRETRAIN_PATH_T) have a "
-                        "patch size of their own; set it to 0.")
+                        "patch size of their own; set it to 0, or PRETRAIN_PATH_T to 'none'.")
     if not cfg.MODEL.TEXT_TOWER:
         raise UserError("MODEL.TEXT_TOWER is empty, but captions need a tower; give a folder with a BERT, or a name such as "
                         "'bert-base-uncased'.")

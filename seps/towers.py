@@ -11,7 +11,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.pretrained import RANDOM, fill, read_source
+from demo_sdtps.modeling.pretrained import OTHERS, RANDOM, fill, read_source
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
@@ -52,8 +52,8 @@ class ImageTower(nn.Module):
 
         timm resizes position embeddings. Raises `UserError`.
         """
-        if not source:
-            return RANDOM
+        if source in RANDOM:
+            return RANDOM[source]
         found = read_source(self.name, source)
         example = next(iter(found), "no tensor")
         convert = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
@@ -61,7 +61,7 @@ class ImageTower(nn.Module):
             converted = convert(found, self.tower) if convert else found
         except Exception as error:  # a filter may raise anything for weights of another model
             raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {self.name} (it holds {example}, …, and timm "
-                            f"could not convert them: {error}); give weights of this tower, 'hub', or '' for random ones."
+                            f"could not convert them: {error}); give weights of this tower, {OTHERS}."
                             ) from None
         resized = [name for name, tensor in converted.items() if name in found and tensor.shape != found[name].shape]
         return fill(self.tower, converted, self.name, source, resized, example)

@@ -107,6 +107,13 @@ def test_every_file_in_configs_loads(path):
     assert Path(cfg.OUTPUT_DIR) == Path("runs") / path.parent.name / path.stem
 
 
+def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_meant_for_synthetic_data():
+    found = {path.parent.name: set() for path in (ROOT / "configs").rglob("*.yml")}
+    for path in (ROOT / "configs").rglob("*.yml"):
+        found[path.parent.name].add(yaml.safe_load(path.read_text(encoding="utf-8"))["MODEL"]["PRETRAIN_PATH_T"])
+    assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **{name: {"hub"} for name in (*PUBLISHED, "WMVeID863")}}
+
+
 def test_there_are_configs_for_both_data_sets_we_read():
     assert {path.parent.name for path in (ROOT / "configs").rglob("*.yml")} >= {"RGBNT201", "Synthetic"}
 

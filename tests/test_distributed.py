@@ -217,3 +217,12 @@ def wait_for(process, file):
 
 def children_of(process):
     return [int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_two_processes_that_cannot_fetch_their_weights_end_with_one_sentence(tiny_root, tmp_path):
+    hub = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16, 16]", "INPUT.SIZE_TRAIN", "[64, 64]",
+           "INPUT.SIZE_TEST", "[64, 64]", "MODEL.PRETRAIN_PATH_T", "hub")
+    done = torchrun("train_net.py", *words(tiny_root, tmp_path / "run", *hub))
+    assert done.returncode != 0 and done.stderr.count("timm could not download") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []

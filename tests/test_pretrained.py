@@ -132,10 +132,12 @@ def test_incomplete_weights_are_said_loudly(tmp_path):
 # Mistakes
 
 
-def test_no_source_is_said_loudly():
+@pytest.mark.parametrize("source", ["", "none"])
+def test_random_weights_are_said_and_warned_of_unless_they_are_meant(source):
     backbone = tiny_backbone()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    assert "RANDOM" in load_pretrained(backbone, "test_vit", "")
+    said = load_pretrained(backbone, "test_vit", source)
+    assert "random" in said.lower() and said.startswith("WARNING: ") == (not source)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
 
 

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from tiny import CAMERAS, tiny_cfg
-from weight_files import message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
+from weight_files import hub_cache, message, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
@@ -148,19 +148,17 @@ def test_hub_without_a_network(name):
     with torch.device("meta"):  # timm makes the model before it looks for weights
         text = message(lambda: load_pretrained(backbone, name, "hub"))
     assert "MODEL.PRETRAIN_PATH_T is 'hub'" in text and HUB_TAGS.get(name, name) in text and "check the network" in text
+    assert "the path of a file" in text and "'none' for random ones" in text
     assert all(torch.equal(tensor, before[key]) for key, tensor in backbone.state_dict().items())
 
 
+def test_hub_for_a_backbone_without_published_weights():
+    text = message(lambda: load_pretrained(make_backbone(tiny_cfg(), CAMERAS), "vit_base_patch16_18x2_224", "hub"))
+    assert "timm knows no published weights of vit_base_patch16_18x2_224" in text and "'none' for random ones" in text
+
+
 def test_hub_with_weights_that_were_downloaded_before(tmp_path, monkeypatch):
-    """Its cache, as a download leaves it, for a small model of timm's."""
-    tag = timm.models.get_pretrained_cfg("test_vit")
-    folder = tmp_path / f"models--{tag.hf_hub_id.replace('/', '--')}"
-    commit = "0" * 40
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text(commit)
-    (folder / "snapshots" / commit).mkdir(parents=True)
-    weights = timm_weights("test_vit", seed=1)
-    save_safetensors(weights, folder / "snapshots" / commit / "model.safetensors")
+    weights = hub_cache(tmp_path, "test_vit")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", "test_vit"])  # 256×128 images, patches of 16

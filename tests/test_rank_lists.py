@@ -3,14 +3,15 @@ import re
 
 import pytest
 import torch
-from commands import CONFIG, cli_args_for, weights_file
+from commands import CONFIG, QUERIES, cli_args_for, weights_file
 
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.tools import draw_ranks
+from demo_sdtps.tools.figures import label
 
 
 @pytest.fixture
@@ -60,3 +61,62 @@ def test_title_and_distances(drawn, words, pattern, said):
     assert title.splitlines()[1] == said
     assert distances == pytest.approx(expected(cfg, pattern), rel=5e-3)
     assert distances == sorted(distances) and distances[0] < distances[-1]
+
+
+@pytest.fixture
+def ranked(tiny_root, tmp_path):
+    """(cfg, features, test data) of random weights."""
+    path = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.WEIGHT", str(path)])
+    model, splits = load_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    return cfg, extract_features(cfg, model, data.loader)[0][3], data
+
+
+def first_hits(cfg, features, data):
+    """The rank of the first hit of every query, by sorting; misses at its distance come first."""
+    distance = torch.cdist(normalise(cfg, features).double(), normalise(cfg, features).double())
+    found = []
+    for query in data.query.tolist():
+        own = data.samples[query]
+        others = [(distance[query, index].item(), data.samples[index]) for index in data.gallery.tolist()]
+        order = sorted((value, sample.identity == own.identity) for value, sample in others
+                       if (sample.identity, sample.camera) != (own.identity, own.camera))
+        found.append(1 + [hit for _, hit in order].index(True))
+    return found
+
+
+def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked, monkeypatch):
+    ranks, everyone = first_hits(*ranked), range(QUERIES)
+    failed = [number for number in everyone if ranks[number] > 1]
+    for size in (QUERIES, 5):  # at once and in parts
+        monkeypatch.setattr(draw_ranks, "AT_A_TIME", size)
+        worst = draw_ranks.failures(*ranked, everyone)
+        assert sorted(worst) == failed and 0 < len(failed) < QUERIES
+        assert [ranks[number] for number in worst] == sorted((ranks[number] for number in failed), reverse=True)
+    fine = [number for number in everyone if ranks[number] == 1]
+    with pytest.raises(UserError, match="--failures finds none"):
+        draw_ranks.failures(*ranked, fine)
+
+
+def test_queries_of_identities(ranked):
+    cfg, _, data = ranked
+    identities = data.labels("identity", data.query).tolist()
+    one, other = sorted(set(identities))[1:3]
+    assert draw_ranks.of_identities(cfg, data, [other, one]) == [
+        number for number, identity in enumerate(identities) if identity in (one, other)]
+    with pytest.raises(UserError, match="--identities has 4711, but no query of RGBNT201"):
+        draw_ranks.of_identities(cfg, data, [one, 4711])
+
+
+def test_the_flags_choose_the_rows(command, monkeypatch, ranked, tmp_path):
+    cfg, _, data = ranked
+    figures, save = [], draw_ranks.save
+    monkeypatch.setattr(draw_ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    identity = data.samples[-1].identity
+    numbers = draw_ranks.failures(*ranked, draw_ranks.of_identities(cfg, data, [identity]))
+    words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", cfg.TEST.WEIGHT, "--output", tmp_path / "ranks.png", "--failures",
+                         "--queries", "1", "--identities", identity)
+    assert command(draw_ranks.main, *words)[0] == 0
+    title = label(cfg, data.samples[int(data.query[numbers[0]])])
+    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() == f"query\n{title}"

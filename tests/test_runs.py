@@ -85,7 +85,7 @@ def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
 
 def test_log_and_tensorboard_tell_what_metrics_tell(trained):
     log = (trained / "log.txt").read_text()
-    assert "48 train" in log and "RANDOM" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
+    assert "48 train" in log and "random weights" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
     board = EventAccumulator(str(trained))
     board.Reload()
     last = records_of(trained)[-1]

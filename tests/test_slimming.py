@@ -17,7 +17,7 @@ from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.backbones.base import Tokens
-from demo_sdtps.modeling.class_attention import class_attention
+from demo_sdtps.modeling.class_attention import attention_weights, class_attention
 from demo_sdtps.modeling.selectors.base import remaining_patches
 from demo_sdtps.modeling.slimming import make_slimming
 
@@ -280,6 +280,8 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         assert found.dtype == torch.float32 and not found.requires_grad
         assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
         torch.testing.assert_close(found, seen[0][:, :, 0].float(), rtol=1e-4, atol=1e-6)
+        with backbone.ready(torch.device("cpu")):
+            torch.testing.assert_close(attention_weights(backbone, tokens, 1), seen[0].float(), rtol=1e-4, atol=1e-6)
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):

@@ -62,3 +62,15 @@ def timm_weights(name, seed, dtype=torch.float32):
     with torch.device("meta"):
         shapes = {key: tuple(tensor.shape) for key, tensor in timm.create_model(name).state_dict().items()}
     return random_tensors(shapes, seed, dtype)
+
+
+def hub_cache(folder, name):
+    """Write random weights of timm's `name` into a cache of the hub, as a download leaves them → these weights."""
+    tag = timm.models.get_pretrained_cfg(name)
+    repository, commit = folder / f"models--{tag.hf_hub_id.replace('/', '--')}", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    weights = timm_weights(name, seed=1)
+    save_safetensors(weights, repository / "snapshots" / commit / "model.safetensors")
+    return weights

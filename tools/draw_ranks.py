@@ -6,12 +6,16 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+from collections.abc import Sequence
+
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
+from demo_sdtps.config.common import nearest
 from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.metrics import left_out
@@ -21,6 +25,7 @@ from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.tools.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10
+AT_A_TIME = 256  # queries whose distances to the gallery are in memory
 
 
 def main() -> None:
@@ -30,24 +35,72 @@ def main() -> None:
                         help="features that are ranked: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
     add_output(parser, "--output", ".png", default="ranks.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
-                        help="queries, spread over the split (default: 4)")
+                        help="queries, spread over those that the other flags leave (default: 4)")
+    parser.add_argument("--identities", type=int, nargs="+", metavar="ID", 
+                        help="only queries of these identities; KEY VALUE pairs stand before this flag")
+    parser.add_argument("--failures", action="store_true",
+                        help="only queries without a hit at rank 1, those with the latest first hit first")
     arguments, cfg = parse(parser)
     if arguments.return_pattern:
         cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    (features,) = extract_features(cfg, model, data.loader)
-    print_lines(draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, arguments.output, arguments.queries))
-
-
-def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, queries: int = 4) -> Path:
-    """A row per query: the query, then the nearest gallery samples that the protocol allows; features (samples, D)."""
+    numbers = of_identities(cfg, data, arguments.identities) if arguments.identities else list(range(len(data.query)))
+    (patterns,) = extract_features(cfg, model, data.loader)
+    features = patterns[cfg.TEST.RETURN_PATTERN]
+    if arguments.failures:
+        numbers = failures(cfg, features, data, numbers)[:arguments.queries]
     # Spread over the split, which is ordered by identity, for different people and cameras.
-    numbers = torch.tensor(spread(len(data.query), queries))
+    shown = [numbers[index] for index in spread(len(numbers), arguments.queries)]
+    print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
+
+
+def of_identities(cfg: CfgNode, data: TestData, identities: Sequence[int]) -> list[int]:
+    """Numbers of the queries of these identities. Raises `UserError` for one without a query."""
+    found = data.labels("identity", data.query)
+    for identity in identities:
+        if identity not in found:
+            raise UserError(f"--identities has {identity}, but no query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} is "
+                            f"of it (they are of {found.min()} to {found.max()}){nearest(identity, set(found.tolist()))}.")
+    return torch.isin(found, torch.tensor(identities)).nonzero().flatten().tolist()
+
+
+def failures(cfg: CfgNode, features: torch.Tensor, data: TestData, numbers: Sequence[int]) -> list[int]:
+    """Those of the queries `numbers` whose nearest gallery sample is a miss, the latest first hit first; features (samples, D).
+
+    A hit ranks behind misses at its distance, as in the evaluation. Raises `UserError` where none is.
+    """
+    ranks: dict[int, int] = {}
+    # Distances of re-ranking depend on all queries, and are computed at once.
+    parts = [list(numbers)] if cfg.TEST.RE_RANKING == "yes" else torch.tensor(numbers).split(AT_A_TIME)
+    for part in progress(parts, "ranking", unit="part"):
+        distance, hits = allowed_distances(cfg, features, data, torch.as_tensor(part))
+        first = distance.masked_fill(~hits, torch.inf).amin(dim=1)
+        ahead = ((distance <= first[:, None]) & ~hits).sum(dim=1)
+        ranks |= {int(number): int(count) for number, count, hit in zip(part, ahead, first, strict=True) if hit.isfinite()}
+    failed = sorted((number for number, ahead in ranks.items() if ahead), key=lambda number: -ranks[number])
+    if not failed:
+        raise UserError("--failures finds none: each of the queries with a match has a hit at rank 1; leave the flag out.")
+    return failed
+
+
+def allowed_distances(cfg: CfgNode, features: torch.Tensor, data: TestData,
+                      numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances of the queries `numbers` to the gallery, (len(numbers), G), infinite where the protocol leaves a sample out,
+    and whether a sample is of the query's identity."""
     chosen = data.query[numbers]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
     keys = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
     distance = query_distances(cfg, features, data, numbers).masked_fill(left_out(*ids, *keys), torch.inf)
+    return distance, ids[0][:, None] == ids[1]
+
+
+def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, numbers: Sequence[int] = ()) -> Path:
+    """A row for each of the queries `numbers`, four of the split by default: the query, then the nearest gallery samples that
+    the protocol allows; features (samples, D)."""
+    shown = torch.tensor(numbers or spread(len(data.query), 4))
+    chosen = data.query[shown]
+    distance, hits = allowed_distances(cfg, features, data, shown)
     order = distance.argsort(dim=1, stable=True)[:, :BEST]
 
     columns = 1 + order.shape[1]
@@ -60,7 +113,7 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
             if distance[row, index].isinf():  # the gallery is shorter than the list
                 hide_ticks(axes[row, column])
                 continue
-            colour = HIT if ids[1][index] == ids[0][row] else MISS
+            colour = HIT if hits[row, index] else MISS
             _cell(cfg, axes[row, column], data, int(data.gallery[index]), colour, f"{column}: d = {distance[row, index]:.3g}")
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")

@@ -1,6 +1,6 @@
 """The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,15 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
     Raises `UserError` where no query has a match, and for an image to be cached that cannot be read.
     """
+    matched = count_matched(cfg, query, gallery)
+    index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
+    samples = list(index)
+    return TestData(samples, torch.tensor([index[sample] for sample in query]),
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, share(samples)), matched)
+
+
+def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
+    """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
     key, seen = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
         seen[sample.identity].add(getattr(sample, key))
@@ -52,22 +61,23 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     if not matched:
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
                         f"identity with another {key}), so nothing can be scored; check the test split.")
-    index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
-    samples = list(index)
-    return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, share(samples)), matched)
+    return matched
 
 
-def data_warnings(cfg: CfgNode, train: Sequence[Sample], data: TestData) -> list[str]:
-    """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on."""
-    found = unread_warning([*train, *data.samples])
-    known = {sample.identity for sample in train}
-    if shared := sorted(known & {sample.identity for sample in data.samples}):
+def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:
+    """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on.
+
+    `splits` are all three, `matched` is the number of queries with a match.
+    """
+    test = [*splits["query"], *splits["gallery"]]
+    found = unread_warning([*splits["train"], *test])
+    known = {sample.identity for sample in splits["train"]}
+    if shared := sorted(known & {sample.identity for sample in test}):
         found.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
                      "not those of unseen ones; leave them out of one, or renumber them if they are others.")
-    if unmatched := len(data.query) - data.matched:
-        found.append(f"WARNING: {unmatched} of {len(data.query)} queries have no match in the gallery (the same identity with "
-                     f"another {exclude_key(cfg)}) and are not scored (the usual protocol).")
+    if unmatched := len(splits["query"]) - matched:
+        found.append(f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
+                     f"with another {exclude_key(cfg)}) and are not scored (the usual protocol).")
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
         found.append("WARNING: MODEL.SLIM_SHARED keeps the same places of the three modalities, but they are flipped and "
                      "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")

@@ -1,7 +1,6 @@
 """OUTPUT_DIR during a run."""
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import atomic_write, check_apart
 from demo_sdtps.config.lock import LOCK, locked
-from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, is_main
+from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, end_all, is_main
 from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output, remove_temporaries
 from demo_sdtps.engine.run.record import read_record, track_run
 from demo_sdtps.engine.run.resume import Resumed
@@ -27,8 +26,8 @@ logger = logging.getLogger(__name__)
 def locked_output(cfg: CfgNode, inputs: Iterable[str | Path]) -> Iterator[None]:
     """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
 
-    Raises `UserError` in the main process where another run does, where the folder cannot be written and where it lies in one
-    of the `inputs`; other processes then exit with 0, so that torchrun does not end the main process before its sentence.
+    Ends all processes by `end_all` where another run does, where the folder cannot be written and where it lies in one of the
+    `inputs`.
     """
     output = Path(cfg.OUTPUT_DIR)
     with ExitStack() as stack:
@@ -40,10 +39,7 @@ def locked_output(cfg: CfgNode, inputs: Iterable[str | Path]) -> Iterator[None]:
                 return str(error)
             return ""
 
-        if refused := broadcast_from_main(refusal):
-            if is_main():
-                raise UserError(refused)
-            sys.exit(0)
+        end_all(broadcast_from_main(refusal))
         yield
 
 

@@ -24,8 +24,8 @@ def patches_of_an_image(cfg):
     return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[1]
 
 
-@effect("MODEL.PRETRAIN_PATH_T", {"": False, "{root}/backbone.pth": True}, "MODEL.PATCH_SIZE", "0", "INPUT.SIZE_TRAIN",
-        "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]")
+@effect("MODEL.PRETRAIN_PATH_T", {"": False, "none": False, "{root}/backbone.pth": True}, "MODEL.PATCH_SIZE", "0",
+        "INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]")
 def the_backbone_holds_the_files_weights(cfg):
     backbone = model_of(cfg).backbone
     load_pretrained(backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)

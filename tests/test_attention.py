@@ -1,0 +1,191 @@
+"""Attention rollout, Grad-CAM and the weights of the fusion, against loops with explicit matrices; their command."""
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import CONFIG, SMALL, checkpoint_file, cli_args_for
+from reference import attention as reference
+from test_backbones import EVA02, REGISTERS
+from tiny import CAMERAS, PATCHES, random_images, tiny_model
+
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.engine.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.modeling import make_model
+from demo_sdtps.tools import draw_attention
+
+FUSED = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+SLIM = ("MODEL.USE_SDTPS", "False", *FUSED, "INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_KEEP", "[0.5, 0.5]")
+MODELS = {
+    "whole": ("MODEL.USE_SDTPS", "False"),
+    "selector and fusion": FUSED,
+    "slimming": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]"),
+    "slimming the input, each modality apart": (*SLIM, "MODEL.SLIM_BLOCKS", "[0, 2]", "MODEL.SLIM_SHARED", "False"),
+    "slimming without extra tokens": (*SLIM, "MODEL.SLIM_BLOCKS", "[2, 5]", "MODEL.SLIM_MERGE", "False"),
+    "merging": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_SCORE", "tome"),
+}
+GRID = (8, 4)
+
+
+def made(name):
+    return tiny_model(*MODELS[name], seed=1).eval(), random_images(seed=2, batch=2)
+
+
+def steps_of(model, images, cameras):
+    """Encode one triplet, watched by hooks of torch: → context, and for each modality the inputs of the blocks with the places
+    and sizes of their tokens."""
+    inputs = []
+    handles = [block.register_forward_pre_hook(lambda _, args, named: inputs.append((args[0], named.get("attn_mask"))),
+                                               with_kwargs=True) for block in model.backbone.vit.blocks]
+    context = model.encode(images, cameras)
+    for handle in handles:
+        handle.remove()
+    blocks, found = list(model.slimming.blocks) if model.slimming else [], {}
+    for number, modality in enumerate(MODALITIES):
+        found[modality] = []
+        for index, (values, bias) in enumerate(inputs):
+            stages = sum(block <= index for block in blocks)
+            places = context.stages[stages - 1].kept[modality][0].tolist() if stages else list(range(PATCHES))
+            sizes = torch.ones(values.shape[1]) if bias is None else bias[number, 0, 0].exp()
+            found[modality].append((values[number], places, sizes))
+    return context, found, inputs[-1][0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rollout_is_the_product_of_the_blocks_attention(name):
+    model, (images, cameras) = made(name)
+    found = rollout(model, images, cameras)
+    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
+        with torch.no_grad():
+            _, steps, _ = steps_of(model, own, camera)
+            for modality in MODALITIES:
+                expected = reference.rollout(model, steps[modality], PATCHES)
+                torch.testing.assert_close(found.values[modality][place].flatten(), expected, rtol=1e-5, atol=1e-6)
+                assert found.kept[modality][place].flatten().nonzero().flatten().tolist() == steps[modality][-1][1]
+                assert expected.count_nonzero() == len(steps[modality][-1][1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
+    model, (images, cameras) = made(name)
+    features = torch.randn(2, model.patterns(images, cameras)[3].shape[1])
+    found = grad_cam(model, images, cameras, similarity_to(model, features, 3, "before"))
+    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
+        context, steps, last = steps_of(model, own, camera)
+        feature = model.patterns_of(context, "before")[3][0]
+        cosine = (feature @ features[place]) / (feature.norm() * features[place].norm())
+        gradient = torch.autograd.grad(cosine, last)[0]
+        for number, modality in enumerate(MODALITIES):
+            tokens, places, _ = steps[modality][-1]
+            expected = reference.grad_cam(tokens.detach(), gradient[number], places, 1, PATCHES)
+            scale = float(expected.max())
+            assert scale > 0 and (found.values[modality][place].flatten() - expected).abs().max() < 1e-5 * max(1e-3, scale)
+
+
+def test_a_missing_modality_is_an_image_of_zeros():
+    model, (images, cameras) = made("slimming")
+    blank = images | {"NI": torch.zeros_like(images["NI"])}
+    one, other = (rollout(model, seen, cameras, frozenset({"NI"})) for seen in (images, blank))
+    assert all(torch.equal(one.values[modality], other.values[modality]) for modality in MODALITIES)
+    assert not torch.equal(one.values["NI"], rollout(model, images, cameras).values["NI"])
+
+
+@pytest.mark.parametrize("name", [REGISTERS, *(pytest.param(name, marks=pytest.mark.slow)
+                                               for name in (EVA02, "ViT-B-16"))])
+def test_every_backbone_is_looked_into(name):
+    """Two blocks of each; without slimming the class token's row of a rollout is what is left of 1 by class token and
+    registers."""
+    patch = 16 if name == "ViT-B-16" else 14
+    side = 2 * patch
+    sizes = [part for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for part in (key, f"[{2 * side}, {side}]")]
+    cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{patch}, {patch}]", *sizes])
+    model = make_model(cfg, 5, CAMERAS).eval()
+    model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
+    images, cameras = random_images(seed=3, batch=1, size=(2 * side, side))
+    found = rollout(model, images, cameras)
+    for values in found.values.values():
+        assert values.shape == (1, 2 * side // patch, side // patch) and 0 < values.sum() < 1 and (values > 0).all()
+    features = torch.randn(1, 3 * model.backbone.width)
+    heat = grad_cam(model, images, cameras, similarity_to(model, features, 1, "before"))
+    assert all(values.isfinite().all() and values.min() >= 0 for values in heat.values.values())
+
+
+def test_weights_of_the_fusion():
+    model, (images, cameras) = made("selector and fusion")
+    with torch.no_grad():
+        context = model.encode(images, cameras)
+    weights = fusion_weights(model, context)
+    assert list(weights.hdm) == ["r", "n", "t", "rn", "rt", "nt", "rnt"] and list(weights.hdm["rt"]) == ["RGB", "TI"]
+    for shares in weights.hdm.values():
+        torch.testing.assert_close(sum(shares.values()), torch.ones(2))
+    assert weights.gates.shape == (2, 4, 7)
+    torch.testing.assert_close(weights.gates.sum(dim=-1), torch.ones(2, 4))
+    whole, _ = made("whole")
+    assert fusion_weights(whole, context) == (None, None)
+
+
+def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
+    """Of torch's own attention with the weights of one subset."""
+    model, (images, cameras) = made("slimming")
+    with torch.no_grad():
+        context = model.encode(images, cameras)
+        found, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
+        tokens = torch.cat([torch.cat([context.global_feats[name].unsqueeze(1), context.tokens[name]], dim=1)
+                            for name in MODALITIES], dim=1)
+        query, key, _ = (F.linear(part, weight, bias) for part, weight, bias in zip(
+            (hdm.query[6].expand(2, 1, -1), tokens, tokens), hdm.in_proj_weight[6].chunk(3), hdm.in_proj_bias[6].chunk(3),
+            strict=True))
+        heads = [(q @ k.mT / 8).softmax(dim=-1) for q, k in zip(query.split(64, dim=-1), key.split(64, dim=-1), strict=True)]
+        shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
+    torch.testing.assert_close(torch.stack(list(found.values()), dim=1), shares)
+
+
+# The command
+
+
+@pytest.fixture
+def drawn(command, monkeypatch, tiny_root, tmp_path):
+    """Draw with these words: → the figure; the file is written."""
+    figures, save = [], draw_attention.save
+    monkeypatch.setattr(draw_attention, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+
+    def call(weights, *words):
+        code, stdout, stderr = command(draw_attention.main, "--weight", weights, "--output", tmp_path / "x.png", "--overwrite",
+                                       "--samples", "2", *words, "DATASETS.ROOT_DIR", tiny_root)
+        assert code == 0 and str(tmp_path / "x.png") in stdout and (tmp_path / "x.png").stat().st_size > 0, stderr
+        return figures[-1]
+
+    return call
+
+
+@pytest.fixture
+def weights(tiny_root, tmp_path):
+    def call(*opts):
+        return checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], *opts]))
+
+    return call
+
+
+@pytest.mark.slow
+def test_what_is_drawn(drawn, weights):
+    """A row per triplet; bars where the model has HDM and ATMoE, whose values are those of the gates."""
+    path = weights(*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]")
+    figure = drawn(path, "--method", "rollout", "TEST.MISS", "t")
+    titles = [axis.get_title() for axis in figure.axes]
+    assert len(titles) == 2 * 8 and titles[:8:2] == ["RGB", "NI", "TI (missing)", "HDM: share of each modality"]
+    assert "rollout" in figure.get_suptitle() and "without TI" in figure.get_suptitle()
+    gates = [bar.get_width() for bar in figure.axes[7].patches]
+    assert len(gates) == 7 and sum(gates) == pytest.approx(1, abs=1e-5)
+    blank = figure.axes[4].images[0].get_array()
+    assert (blank == blank.flat[0]).all() and not (figure.axes[0].images[0].get_array() == blank).all()
+
+    figure = drawn(weights("MODEL.USE_SDTPS", "False", "MODEL.FROZEN", "True"), "--method", "gradcam", "--return_pattern", "1")
+    assert len(figure.axes) == 2 * 6 and "Grad-CAM" in figure.get_suptitle() and "original" in figure.get_suptitle()
+
+
+def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
+    from demo_sdtps.datasets import read_splits
+
+    cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
+    splits = read_splits(cfg, ("query", "gallery"))
+    found = draw_attention.matches_of(cfg, splits["query"][0], splits["gallery"])
+    assert len(found) == 6 and {sample.identity for sample in found} == {splits["query"][0].identity}
+    assert splits["query"][0].camera not in {sample.camera for sample in found}

@@ -1,0 +1,135 @@
+"""tools/check_data.py: the counts of what is on disk, what differs from the expected, and everything that cannot be read."""
+import json
+from itertools import chain
+
+import pytest
+import seps_tiny
+from commands import CONFIG, ONE_LINE, ROOT, cli_args_for, contents
+from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
+
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import READERS
+from demo_sdtps.datasets.counts import published_counts
+from demo_sdtps.tools import check_data
+
+SIDES = ("train", "query", "gallery")
+SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
+
+
+@pytest.fixture
+def checked(command, tmp_path):
+    """Call the command with --json → its exit code, what it prints, and the content of the file."""
+    def call(*words):
+        code, stdout, stderr = command(check_data.main, *words, "--json", tmp_path / "x.json", "--overwrite")
+        assert not stderr.strip(), stderr
+        return code, stdout, json.loads((tmp_path / "x.json").read_text())
+
+    return call
+
+
+@pytest.fixture
+def refused(command):
+    """Call the command, which must end with exit code 2 and print no table → what it says."""
+    def call(*words):
+        code, stdout, stderr = command(check_data.main, *words)
+        said = "\n".join(line for line in stderr.replace("\r", "\n").splitlines() if "%|" not in line and line.strip())
+        assert code == 2 and not stdout and said.startswith(ONE_LINE), stderr
+        return said.removeprefix(ONE_LINE)
+
+    return call
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "Synthetic"])
+def test_counts_of_every_layout(checked, tmp_path, name):
+    """Those of RGBNT201 are known, and a small copy of it differs from them."""
+    splits = WRITERS[name](tmp_path / "data")
+    words = ("--config_file", ROOT / "configs" / name / "DeMo.yml", "DATASETS.ROOT_DIR", tmp_path / "data", *SMALL)
+    code, stdout, found = checked(*words)
+    distinct = set(chain(*splits.values()))
+    for split, samples in {**splits, "all": distinct}.items():
+        identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
+        expected = {"triplets": len(samples), "identities": len(identities), "cameras": len(CAMERAS), "masks": 0}
+        assert found["counts"][split] == expected | ({"scenes": len(SCENES)} if name == "MSVR310" else {})
+    size = {"RGBNT100": {"images": "128x768"}}.get(name, dict.fromkeys(("RGB", "NI", "TI"), "16x32"))
+    files = {split: len({sample.paths[0] for sample in samples}) for split, samples in splits.items()}
+    assert found["sizes"] == {split: {which: {at: files[split]} for which, at in size.items()} for split in SIDES}
+    assert (code, bool(found["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
+    assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
+    assert "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout or code == 0
+
+
+def test_the_published_counts_are_those_of_the_document():
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    counts = READERS["RGBNT201"].published
+    told = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
+    told += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
+    assert counts["query"] == counts["gallery"] and f"{told}{counts['all']['cameras']} cameras |" in text
+    assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
+
+
+def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
+    words = cli_args_for(own_root)
+    code, stdout, found = checked(*words)
+    assert code == 0 and found["expected"]["train"] == {"triplets": 48, "identities": 6} and "can train on it" in stdout
+    assert found["counts"]["train"]["masks"] == 48 and not found["decoded"]
+    one = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
+    for modality in ("RGB", "NI", "TI"):
+        (own_root / "RGBNT201" / "train_171" / modality / one).unlink()
+    code, stdout, found = checked(*words)
+    assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
+    (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
+    assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
+
+
+def test_all_splits_that_cannot_be_read_are_named_once(refused, own_root):
+    folder = own_root / "RGBNT201"
+    damages = {folder / split / "NI" / sorted(path.name for path in (folder / split / "NI").iterdir())[0]
+               for split in ("train_171", "test")}
+    for path in damages:
+        path.unlink()
+    said = refused(*cli_args_for(own_root))
+    assert said.startswith("2 splits of RGBNT201 cannot be read:\n") and said.count("\n") == 2
+    assert all(said.count(f"{path} is missing") == 1 for path in damages)
+    assert "is not at" in (said := refused(*cli_args_for(own_root / "none"))) and said.count("\n") == 0
+
+
+def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
+    cut = sorted((own_root / "RGBNT201" / "test" / "TI").iterdir())[:2]
+    for path in cut:
+        path.write_bytes(path.read_bytes()[:-200])
+    assert checked(*cli_args_for(own_root))[0] == 0
+    said = refused(*cli_args_for(own_root), "--decode")
+    assert said.startswith("2 of 240 images cannot be read") and all(said.count(str(path)) == 1 for path in cut)
+    for path in cut:
+        path.write_text("no image")
+    assert refused(*cli_args_for(own_root)).startswith("2 of 240 images cannot be read")
+
+
+@pytest.mark.parametrize(("opts", "part"), [
+    (("SOLVER.IMS_PER_BATCH", "64"), "has 6 identities, but a batch needs 32"),
+    (("MODEL.SLIM_SCORE", "supervised", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "INPUT.JOINT_AUGMENTATION",
+      "True"), "needs foreground masks"),
+])
+def test_what_training_could_not_begin_with(refused, own_root, opts, part):
+    next((own_root / "RGBNT201" / "train_171" / "MASK").iterdir()).unlink()
+    assert part in refused(*cli_args_for(own_root), *opts)
+
+
+def test_captions(checked, refused, shapes_root, tmp_path):
+    words = seps_tiny.cli_args_for(shapes_root)
+    code, stdout, found = checked(*words, "--decode")
+    sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
+    assert code == 0 and found["decoded"] and "not known here" in stdout
+    assert found["counts"] == {split: {"images": count, "captions": captions * count, "long": count}
+                               for split, count in sizes.items()}
+    assert found["sizes"]["dev"] == {"images": {"32x32": sizes["dev"]}}
+    assert "TEST.FOLDS is 3" in refused(*words, "TEST.FOLDS", "3")
+    (tmp_path / "shapes").mkdir()
+    said = refused(*words, "DATASETS.ROOT_DIR", tmp_path)
+    assert said.startswith("3 splits of shapes cannot be read:") and said.count("_caps.txt is missing") == 3
+
+
+def test_the_output_is_not_written_into_the_data(refused, own_root):
+    before = contents(own_root)
+    assert "which this command reads" in refused(*cli_args_for(own_root), "--json", own_root / "RGBNT201" / "x.json")
+    assert contents(own_root) == before
