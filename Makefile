@@ -5,6 +5,7 @@
 # make test-all   both
 # make lint       ruff and mypy
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about two hours)
+# make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about ten minutes)
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
@@ -17,9 +18,10 @@ DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
 TEST_WORKERS ?= auto
+SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study bench test test-slow test-all lint
+.PHONY: setup demo demo-seps study bench docs test test-slow test-all lint
 
 setup: $(INSTALLED)
 
@@ -48,11 +50,15 @@ study: setup
 bench: setup
 	$(PY) benchmarks/run.py --overwrite --json runs/benchmark.json
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo build/docs/index.html
+
 test: setup
 	$(TEST) -m "not slow"
 
 test-slow: setup
-	$(TEST) -m slow
+	$(TEST) -m "$(SLOW)"
 
 test-all: setup
 	$(TEST)

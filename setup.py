@@ -5,15 +5,15 @@ SEPS = ["transformers>=4.48"]
 """The text tower of train_seps.py."""
 ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 """tools/export_onnx.py."""
-SEARCH = ["faiss-cpu>=1.8"]
+SEARCH = ["faiss-cpu>=1.8", "jinja2>=3.1"]
 """tools/search.py."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """tools/report.py --html, tools/analyse.py and tools/draw_embedding.py."""
 UMAP = ["umap-learn>=0.5.6"]
 """tools/draw_embedding.py --method umap."""
 WANDB = ["wandb>=0.17"]
-"""Weights & Biases beside TensorBoard."""
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25"]
+"""Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
 TESTS = ["pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
          "ipykernel>=6.29"]
@@ -45,5 +45,5 @@ setup(
         "huggingface_hub>=0.26",
     ],
     extras_require={"seps": SEPS, "onnx": ONNX, "search": SEARCH, "report": REPORT, "umap": UMAP, "wandb": WANDB, "docs": DOCS,
-                    "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *WANDB, *DOCS, *TESTS, *LINT]},
+                    "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT]},
 )

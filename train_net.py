@@ -25,6 +25,7 @@ from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
+from demo_sdtps.engine.run.tracking import check_tracking
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
@@ -61,6 +62,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
             mark_finished(resumed)
             print_lines(resumed.all_done)
         return
+    check_tracking(cfg)
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:

@@ -17,6 +17,7 @@ from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
+from demo_sdtps.engine.run.tracking import check_tracking
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import caption_loader
 from demo_sdtps.seps.evaluation import data_folders, data_warnings, make_retrieval_data, read_caption_splits
@@ -48,6 +49,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         mark_finished(resumed)
         print_lines(resumed.all_done)
         return
+    check_tracking(cfg)
     splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)

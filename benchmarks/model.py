@@ -183,13 +183,16 @@ def train(side: str, batch: int) -> None:
         step()
 
 
-def evaluation_rows(quick: bool) -> list[Row]:
-    """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three."""
+def evaluation_rows(quick: bool, identities: int = 2, batch: int = BATCH) -> list[Row]:
+    """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three.
+
+    Of four triplets of each of the test `identities`.
+    """
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
-        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(BATCH), *small)
+        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(batch), *small)
         height, width = cfg.INPUT.SIZE_TEST
-        draw(Path(root), height, width, identities=2, test_identities=2)
+        draw(Path(root), height, width, identities=2, test_identities=identities)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])

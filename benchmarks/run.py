@@ -17,6 +17,7 @@ from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
+from demo_sdtps.benchmarks.search import compressed_rows, search_rows
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
@@ -38,6 +39,8 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
     "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),
     "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
+    "search": ("exact search in a million gallery samples", search_rows),
+    "compressed": ("search in ten million, compressed by IVF-PQ", compressed_rows),
     "data": ("decoding, augmentation, and waiting time of training", data_rows),
 }
 
@@ -46,7 +49,7 @@ def main() -> None:
     parser = Parser(
         description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
                     "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
-                    "take about ten minutes on two cores.",
+                    "take about half an hour on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")

@@ -8,6 +8,7 @@ from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
 from demo_sdtps.seps import CrossSparseAggrNet
 
+CPU = torch.device("cpu")
 TARGET = 5
 WORDS, LONG_WORDS = (8, 24), (30, 60)  # range of the number of tokens of captions and of long captions
 VERSIONS = {"open": False, "paper": True}
@@ -17,33 +18,40 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def seps_rows(quick: bool = False) -> list[Row]:
-    """Similarities of equally many images and captions, in evaluation and training. Raises `RuntimeError` where they differ."""
-    evaluated, trained, patches, width = (4, 3, 16, 32) if quick else (64, 32, 196, 512)
-    rows = []
-    for name, is_paper in VERSIONS.items():
-        torch.manual_seed(0)
-        plain = PlainSEPS(width, patches, use_paper_version=is_paper)
-        ours = CrossSparseAggrNet(width, patches, use_paper_version=is_paper)
-        ours.load_state_dict(plain.state_dict())
-        for count, what, work in ((evaluated, "evaluation", _evaluate), (trained, "training step", _train)):
-            batch = draw(count, count, patches, width)
-            check_equal("SEPS", _evaluate(ours, batch), _evaluate(plain, batch))
-            title = f"SEPS, {name} version, {count} images × {count} captions: {what}"
-            seconds = in_turns(title, {"reference": partial(work, plain, batch), "ours": partial(work, ours, batch)}, 1)
-            rows.append(speed_row(title, seconds, TARGET if work is _evaluate else None))
-    images, *counts = (8, 4, 8) if quick else (100, 50, 500)
+    """Similarities of images and captions, in evaluation and training, and memory. Raises as `seps_speed_rows`."""
+    images, *counts, patches, width = (8, 4, 8, 16, 32) if quick else (100, 50, 500, 196, 512)
+    rows = seps_speed_rows(quick)
     for captions in counts:
         memory = peak_memory(_evaluate_drawn, images, captions, patches, width) / GIB
         rows.append(Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None, memory, "GiB", None))
     return rows
 
 
-def draw(images: int, captions: int, patches: int, width: int) -> Batch:
-    """Random arguments of the network: image tokens, captions and lengths, long captions and lengths."""
+def seps_speed_rows(quick: bool, device: torch.device = CPU) -> list[Row]:
+    """Similarities of equally many images and captions on `device`. Raises `RuntimeError` where they differ."""
+    evaluated, trained, patches, width = (4, 3, 16, 32) if quick else (64, 32, 196, 512)
+    rows = []
+    for name, is_paper in VERSIONS.items():
+        torch.manual_seed(0)
+        plain = PlainSEPS(width, patches, use_paper_version=is_paper).to(device)
+        ours = CrossSparseAggrNet(width, patches, use_paper_version=is_paper).to(device)
+        ours.load_state_dict(plain.state_dict())
+        for count, what, work in ((evaluated, "evaluation", _evaluate), (trained, "training step", _train)):
+            batch = draw(count, count, patches, width, device)
+            check_equal("SEPS", _evaluate(ours, batch), _evaluate(plain, batch))
+            title = f"SEPS, {name} version, {count} images × {count} captions: {what}"
+            seconds = in_turns(title, {"reference": partial(work, plain, batch), "ours": partial(work, ours, batch)}, 1, device)
+            rows.append(speed_row(title, seconds, TARGET if work is _evaluate else None))
+    return rows
+
+
+def draw(images: int, captions: int, patches: int, width: int, device: torch.device = CPU) -> Batch:
+    """Random arguments of the network: image tokens, captions and lengths, long captions and lengths; the lengths are on the
+    CPU."""
     texts = []
     for shortest, longest in (WORDS, LONG_WORDS):
-        texts += [torch.randn(captions, longest, width), torch.randint(shortest, longest + 1, (captions,))]
-    return torch.randn(images, 1 + patches, width), *texts
+        texts += [torch.randn(captions, longest, width).to(device), torch.randint(shortest, longest + 1, (captions,))]
+    return torch.randn(images, 1 + patches, width).to(device), *texts
 
 
 def _evaluate_drawn(images: int, captions: int, patches: int, width: int) -> None:

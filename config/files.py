@@ -1,4 +1,5 @@
 """Output files: checked before the work, written atomically."""
+import hashlib
 import json
 import os
 import re
@@ -91,6 +92,15 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256(path: str | Path) -> str:
+    """Digest of a file's content in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_json(path: Path) -> Any:

@@ -195,6 +195,9 @@ KEYS = (
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations; the last epoch is always evaluated", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch as well (recorded as epoch 0)"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
+    Key("SOLVER.WANDB", "", "project of Weights & Biases that receives what TensorBoard does (pip install -e '.[wandb]'); '': "
+        "none", lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
+        r"a name of at most 128 characters without / \ # ? % :"),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth; written after the last epoch too", *POSITIVE),
     Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes after which last.pth is written within an epoch too; 0: never",
         *NOT_NEGATIVE),

@@ -133,7 +133,11 @@ def is_image(name: str) -> bool:
 
 def unread_warning(samples: Iterable[Sample]) -> list[str]:
     """A warning, if any, of the files that the readers have left out, as their names do not end like an image's."""
-    folders = {os.path.dirname(path) for sample in samples for path in sample.paths}
+    return unread_in({os.path.dirname(path) for sample in samples for path in sample.paths})
+
+
+def unread_in(folders: Iterable[str | Path]) -> list[str]:
+    """`unread_warning` of the files in these folders."""
     unread = sorted(entry.path for folder in folders for entry in os.scandir(folder)
                     if not entry.is_dir() and not entry.name.startswith(".") and not is_image(entry.name))
     more = ", …" if len(unread) > MAX_NAMED else ""

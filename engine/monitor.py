@@ -16,6 +16,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.printing import Lines
 from demo_sdtps.engine.distributed import is_main, world_size
 from demo_sdtps.engine.run.state import dataset_of, sampler_of
+from demo_sdtps.engine.transfer import Arrival
 
 RECENT = 5  # finite losses that the error reports
 LAG = 2  # steps after which several processes wait for the copy of a loss from a GPU
@@ -56,8 +57,8 @@ class Meter:
             yield batch
 
     def means(self) -> dict[str, float]:
-        """Means over the samples so far, by name."""
-        return {name: float(total) / self.seen for name, total in self.totals.items()}
+        """Means over the samples so far, by name; waits for a GPU."""
+        return Means(self).values()
 
     def speed(self) -> tuple[float, float]:
         """Samples per second, and the share of the time that was spent waiting for data."""
@@ -76,6 +77,23 @@ class Meter:
         return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
 
 
+class Means:
+    """The means of a `meter` at this moment; from a GPU they arrive later."""
+
+    def __init__(self, meter: Meter):
+        self.names, self.seen = list(meter.totals), meter.seen
+        totals = [total.double() for total in meter.totals.values()]
+        self.arrival = Arrival(torch.stack(totals) if totals else torch.empty(0))
+
+    def have_come(self) -> bool:
+        """Whether `values` returns at once."""
+        return self.arrival.has_come()
+
+    def values(self) -> dict[str, float]:
+        """By name, once they have arrived."""
+        return {name: total / self.seen for name, total in zip(self.names, self.arrival.wait().tolist(), strict=True)}
+
+
 class LossMonitor:
     """Raises `UserError` for the first loss that is not finite, with its step and the files of its batch.
 
@@ -86,39 +104,31 @@ class LossMonitor:
 
     def __init__(self, loader: DataLoader):
         self.loader = loader
-        self.pending: deque[tuple[int, int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self.pending: deque[tuple[int, int, Arrival]] = deque()
         self.recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """Add the loss of a step, counted from 1, and check those that have arrived."""
-        copied = loss.detach().to("cpu", non_blocking=True)
-        arrival = None
-        if loss.is_cuda:
-            arrival = torch.cuda.Event()
-            arrival.record(torch.cuda.current_stream(loss.device))
-        self.pending.append((epoch, step, copied, arrival))
+        self.pending.append((epoch, step, Arrival(loss)))
         while self.pending and self._has_arrived():
             self._check()
 
     def flush(self) -> None:
         """Wait for all losses and check them."""
         while self.pending:
-            if arrival := self.pending[0][3]:
-                arrival.synchronize()
             self._check()
 
     def _has_arrived(self) -> bool:
         """Whether the oldest loss can be read; several processes must all read it in the same step."""
-        arrival = self.pending[0][3]
-        if arrival is not None and world_size() > 1:
-            if is_late := len(self.pending) > LAG:
-                arrival.synchronize()
-            return is_late
-        return arrival is None or arrival.query()
+        arrival = self.pending[0][2]
+        if arrival.event is not None and world_size() > 1:
+            return len(self.pending) > LAG
+        return arrival.has_come()
 
     def _check(self) -> None:
-        epoch, step, copied, _ = self.pending.popleft()
-        loss = float(copied)
+        """Check the oldest loss, and wait for it where it has not arrived."""
+        epoch, step, arrival = self.pending.popleft()
+        loss = float(arrival.wait())
         if math.isfinite(loss):
             self.recent.append(loss)
             return

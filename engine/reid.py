@@ -17,6 +17,7 @@ from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_
 from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
+from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 
@@ -47,11 +48,10 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         return batches(self.loader)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        images, labels, cameras = batch
-        images = {modality: image.to(self.device, non_blocking=True) for modality, image in images.items()}
-        labels = labels.to(self.device, non_blocking=True)
+        images = {modality: to_device(image, self.device) for modality, image in batch[0].items()}
+        labels, cameras = (to_device(part, self.device) for part in batch[1:])
         with autocast(self.device, self.precision):
-            outputs = self.network(images, cameras.to(self.device, non_blocking=True))
+            outputs = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
             outputs = [gathered(part) if isinstance(part, torch.Tensor) else part for part in outputs]
             labels = gathered(labels)

@@ -88,15 +88,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
-    if not all(tensor.isfinite().all() for tensor in tensors):
+    if not _all(tensor.isfinite() for tensor in tensors):
         raise UserError(f"{what} are not finite{ADVICE}")
 
 
 def check_features(what: str, features: Collection[torch.Tensor]) -> None:
     """Raise `UserError` where features (…, D), `what` in the sentence, are not finite, or longer than LONGEST."""
     check_finite(what, features)
-    if not all((torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) <= LONGEST).all() for part in features):
+    if not _all(torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) <= LONGEST for part in features):
         raise UserError(f"{what} are too large to be normalised or compared, as their squares overflow float32{ADVICE}")
+
+
+def _all(conditions: Iterable[torch.Tensor]) -> bool:
+    """Whether all are true everywhere; a GPU is waited for once."""
+    found = [condition.all() for condition in conditions]
+    return not found or bool(torch.stack(found).all())
 
 
 def compile_model(model: DeMo, device: torch.device) -> None:
@@ -126,6 +132,23 @@ def set_seed(seed: int) -> None:
         # Otherwise cuBLAS and the backward of fused attention may sum in a different order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward
+        # A kernel for every new tensor, and nothing reads it; mypy does not see that the module is a class.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def deterministic_backward() -> Iterator[None]:
+    """Inside, what `set_seed` asks for on a GPU is enforced: `RuntimeError` for an operation that cannot be deterministic.
+
+    Where that is a warning only, torch's fused attention keeps its backward whose sums have no fixed order.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error" if before else "default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def log_to(path: Path) -> AbstractContextManager:

@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from torch.utils.tensorboard import SummaryWriter
 from yacs.config import CfgNode
 
 from demo_sdtps.config.printing import Lines
@@ -21,13 +20,13 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
-from demo_sdtps.engine.monitor import LossMonitor, Meter, check_weights
+from demo_sdtps.engine.monitor import LossMonitor, Means, Meter, check_weights
 from demo_sdtps.engine.run.data import Fingerprint
-from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_board, write_records
+from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
 from demo_sdtps.engine.run.resume import Resumed, restoring
 from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
 from demo_sdtps.engine.run.stop import STOP, Stopped
-from demo_sdtps.engine.runtime import choose_precision, set_seed
+from demo_sdtps.engine.runtime import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.modeling.weights import current_names
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -46,7 +45,7 @@ class Evaluation(NamedTuple):
 
     record: Mapping[str, object]  # entries of the epoch's record in metrics.json
     score: float  # the epoch with the largest is saved as best.pth
-    scalars: Mapping[str, float]  # for TensorBoard
+    scalars: Mapping[str, float]  # for the boards, as TensorBoard
     table: str  # for the log
 
 
@@ -71,6 +70,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
         self.monitor, self.meter = LossMonitor(loader), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
+        self.saved = time.monotonic()
         self.records: list[dict] = []
 
     @abstractmethod
@@ -113,9 +113,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         """
         self.output, self.saved = output, time.monotonic()
         first = resumed.state["epoch"] + 1 if resumed else None
-        self.board: SummaryWriter | None
         try:
-            with scalar_board(output, first) if is_main() else nullcontext() as self.board, STOP.listening():
+            with scalar_boards(output, self.cfg, first) as self.boards, STOP.listening():
                 if not is_main():  # processes start with equal models and draw different random numbers
                     set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
                 if resumed:
@@ -136,7 +135,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, self.scalars(), self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
-            self._train_epoch()
+            self.train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
             (is_stopped,) = any_rank(bool(STOP.requested))
@@ -148,7 +147,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         if is_main():
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
-    def _train_epoch(self) -> None:
+    def train_epoch(self) -> None:
+        """The steps of an epoch, or those that an interrupted one has left. Raises as `run`."""
         solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()
@@ -157,11 +157,15 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.model.train()
         bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
                        initial=self.step)
+        means: Means | None = None  # on their way to the progress bar
         for batch in bar:
             with STOP.timing_step():
                 self._train_step(batch)
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
-                bar.set_postfix_str(f"{self.describe(self.meter.means())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+                means = Means(self.meter)
+            if means and means.have_come():
+                bar.set_postfix_str(f"{self.describe(means.values())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+                means = None
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
             is_stopped, is_due = any_rank(bool(STOP.requested), is_due)
             if is_stopped:
@@ -173,7 +177,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        with deterministic_backward():
+            self.scaler.scale(loss).backward()
         if self.cfg.SOLVER.GRAD_CLIP:
             self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
@@ -214,7 +219,7 @@ class Trainer(ABC, Generic[Model, Batch]):
             self._stop()
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and TensorBoard, and its evaluation to the log.
+        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log.
 
         Values named "<group>/<name>" are a group of their own in the record.
         """
@@ -222,10 +227,10 @@ class Trainer(ABC, Generic[Model, Batch]):
         prefixes = {name.partition("/")[0]: None for name in means if "/" in name}
         groups = {"losses" if prefix == "loss" else prefix: group(means, f"{prefix}/") for prefix in prefixes}
         self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
-        if self.board is None:
+        if not is_main():
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
-        write_records(self.records, self.output, self.board, scalars)
+        write_records(self.records, self.output, self.boards, scalars)
         if evaluation:
             title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
             logger.info(Lines(title, *evaluation.table.splitlines()))

@@ -150,18 +150,20 @@ class DeMo(nn.Module):
 
         Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
         before the selector and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
+        `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
         """
+        cameras = cam_label.to(next(iter(images.values())).device, non_blocking=True)
         present = {name: image for name, image in images.items() if any(name not in case for case in cases)}
         absent = frozenset[str]().union(*cases)
         blank_images = {name: image for name, image in images.items() if name in absent}
         if self.slimming:
-            seen = self._stem(present, cam_label)
+            seen = self._stem(present, cameras)
             blank = self._blank_stem(blank_images, cam_label) if absent else seen
             return [self._slim({name: (blank if name in case else seen)[name] for name in _present(images)},
                                images | {name: _zeros(image, len(image)) for name, image in blank_images.items()
                                          if name in case}, case)
                     for case in cases]
-        full = self.encode(present, cam_label)
+        full = self.encode(present, cameras)
         empty = self._encode_blank(blank_images, cam_label) if absent else full
         return [_mixed(full, empty, case) for case in cases]
 
@@ -185,16 +187,15 @@ class DeMo(nn.Module):
                        places=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
-        blank = self.encode(*_one_per_camera(images, cam_label))
-        camera_of = cam_label.unique(return_inverse=True)[1]
+        zeros, cameras, camera_of = _one_per_camera(images, cam_label)
+        blank = self.encode(zeros, cameras)
         tokens, class_tokens, global_feats = ({modality: part[camera_of] for modality, part in parts.items()}
                                               for parts in (blank.tokens, blank.class_tokens, blank.global_feats))
         return replace(blank, tokens=tokens, class_tokens=class_tokens, global_feats=global_feats)
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
-        stem = self._stem(*_one_per_camera(images, cam_label))
-        camera_of = cam_label.unique(return_inverse=True)[1]
-        return {modality: part[camera_of] for modality, part in stem.items()}
+        zeros, cameras, camera_of = _one_per_camera(images, cam_label)
+        return {modality: part[camera_of] for modality, part in self._stem(zeros, cameras).items()}
 
     def _patterns(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
         features = self.features(context)
@@ -213,10 +214,12 @@ def _present(images: ByModality) -> ByModality:
     return {modality: images[modality] for modality in MODALITIES if modality in images}
 
 
-def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor]:
-    """Zero images in the place of `images`, one for each camera of `cam_label` (B,), and these cameras."""
-    cameras = cam_label.unique()
-    return {modality: _zeros(image, len(cameras)) for modality, image in images.items()}, cameras
+def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor, torch.Tensor]:
+    """Zero images in the place of `images`, one for each camera of `cam_label` (B,), these cameras, and the place of each of
+    `cam_label` among them, (B,)."""
+    device = next(iter(images.values())).device
+    cameras, camera_of = (part.to(device, non_blocking=True) for part in cam_label.unique(return_inverse=True))
+    return {modality: _zeros(image, len(cameras)) for modality, image in images.items()}, cameras, camera_of
 
 
 def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:

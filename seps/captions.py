@@ -110,9 +110,10 @@ def encode_texts(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], mos
 
 
 def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,)."""
+    """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,) on the
+    CPU."""
     parts = [torch.as_tensor(text) for text in texts]
-    return pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts], device=parts[0].device)
+    return pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
 
 
 def _decode(paths: Paths) -> Images:

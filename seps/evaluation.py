@@ -1,5 +1,5 @@
 """Evaluation of SEPS (docs/seps.md): each image and each caption is encoded once, then all pairs are compared."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
 from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.load import prepare_evaluation
 from demo_sdtps.engine.runtime import check_features, check_finite, evaluating
+from demo_sdtps.engine.transfer import on_cpu, to_device
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
@@ -104,21 +105,24 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     with evaluating(model):
         device = next(model.parameters()).device
         loaded = progress(image_batches(data.loader), "encoding images", len(data.loader), unit="batch")
-        tokens = torch.cat([model.image_tower(images.to(device, non_blocking=True)) for images in loaded])
+        tokens = torch.cat([model.image_tower(to_device(images, device)) for images in loaded])
         words = _encode_texts(model, data.captions, data.batch, "encoding captions")
         long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
         check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
         found = torch.zeros(len(tokens), len(words))
+        places = [(slice(int(fold[0]), int(fold[-1]) + 1), block) for fold in torch.arange(len(tokens)).chunk(data.folds)
+                  for block in _blocks(torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch)]
+
+        def compared() -> Iterator[list[torch.Tensor]]:
+            for images, block in places:
+                dense = long and padded([long[data.image_of[caption]] for caption in block])
+                captions = padded([words[caption] for caption in block])
+                yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
+
         with progress(total=len(words), desc="comparing", unit="caption") as bar:
-            for fold in torch.arange(len(tokens)).chunk(data.folds):
-                images = slice(int(fold[0]), int(fold[-1]) + 1)
-                inside = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
-                for block in _blocks(inside, words, data.batch):
-                    dense = long and padded([long[data.image_of[caption]] for caption in block])
-                    similarity = model.network(tokens[images], *padded([words[caption] for caption in block]),
-                                               *(dense or (None, None)))
-                    found[images, block] = similarity.float().cpu()
-                    bar.update(len(block))
+            for (images, block), (similarity,) in zip(places, on_cpu(compared()), strict=True):
+                found[images, block] = similarity
+                bar.update(len(block))
     check_finite("The similarities", [found])
     return found
 
@@ -129,8 +133,8 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
     encoded: dict[int, torch.Tensor] = {}
     with progress(total=len(texts), desc=title, unit="text") as bar:
         for block in _blocks(range(len(texts)), texts, batch):
-            words, lengths = (part.to(device) for part in padded([texts[index] for index in block]))
-            for index, vectors in zip(block, model.text_tower(words, lengths), strict=True):
+            words, lengths = padded([texts[index] for index in block])
+            for index, vectors in zip(block, model.text_tower(to_device(words, device), lengths), strict=True):
                 encoded[index] = vectors[:len(texts[index])]
             bar.update(len(block))
     return [encoded[index] for index in range(len(texts))]

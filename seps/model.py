@@ -20,7 +20,10 @@ class SEPS(nn.Module):
 
     def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
                 long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
-        """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks."""
+        """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks.
+
+        Lengths (B_t,) on the CPU spare a GPU the waiting for their largest.
+        """
         long = None
         if long_captions is not None and long_lengths is not None:
             with torch.no_grad():  # the network passes no gradient to long captions

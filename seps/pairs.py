@@ -14,7 +14,7 @@ from demo_sdtps.seps.relevance import MaxSim, max_sim
 
 class Texts(NamedTuple):
     """Captions: normalised words (T, L, C), padded with the first word, which does not change a maximum; valid words (T, L);
-    lengths (T,); mean of the words before normalisation (T, C)."""
+    lengths (T,), not necessarily on the words' device; mean of the words before normalisation (T, C)."""
 
     words: torch.Tensor
     valid: torch.Tensor
@@ -48,17 +48,18 @@ class Images(NamedTuple):
 
 def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
     """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
-    lengths = torch.as_tensor(lengths, device=words.device)
+    lengths = torch.as_tensor(lengths)  # where they are: a GPU would be waited for at every look at them
     if lengths.is_floating_point() or words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
         raise ValueError(f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
                          f"{tuple(lengths.shape)} one whole number for each caption.")
     if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
         raise ValueError(f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
                          f"word and these are padded to {words.shape[1]}.")
-    valid = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
+    counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
+    valid = torch.arange(words.shape[1], device=words.device) < counts
     words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
     unit = F.normalize(words, dim=-1)
-    return Texts(torch.where(valid.unsqueeze(-1), unit, unit[:, :1]), valid, lengths, words.sum(dim=1) / lengths.unsqueeze(1))
+    return Texts(torch.where(valid.unsqueeze(-1), unit, unit[:, :1]), valid, lengths, words.sum(dim=1) / counts)
 
 
 def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, tall: int) -> MaxSim:

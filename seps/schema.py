@@ -79,7 +79,7 @@ KEYS = (
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
     _shared("SOLVER.AMP"),
     _shared("SOLVER.EVAL_PERIOD", description="epochs between evaluations on the dev split; the last is always evaluated"),
-    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
+    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
 
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
     _shared("TEST.WEIGHT"),

@@ -96,8 +96,8 @@ class TextTower(nn.Module):
         self.projection = nn.Linear(self.tower.config.hidden_size, cfg.MODEL.EMBED_SIZE)
 
     def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Token ids (B, L), lengths (B,) → word vectors (B, L, C); those beyond a length are meaningless."""
-        mask = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
+        """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
+        mask = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device, non_blocking=True)[:, None]
         return self.projection(self.tower(input_ids=words, attention_mask=mask.long()).last_hidden_state)
 
 

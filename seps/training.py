@@ -9,6 +9,7 @@ from demo_sdtps.engine.optim import grouped
 from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import Evaluation, Trainer
+from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches
 from demo_sdtps.seps.evaluation import RetrievalData, evaluate_retrieval
@@ -39,11 +40,11 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return caption_batches(self.caption_loader)
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        texts = (batch.captions, batch.lengths, batch.long_captions, batch.long_lengths)
+        images, captions, image_ids = (to_device(part, self.device) for part in (batch.images, batch.captions, batch.image_ids))
+        long_captions = None if batch.long_captions is None else to_device(batch.long_captions, self.device)
         with autocast(self.device, self.precision):
-            similarities, masks = self.model(*(tensor if tensor is None else tensor.to(self.device, non_blocking=True)
-                                               for tensor in (batch.images, *texts)))
-        loss, align, ratio = self.losses(similarities.float(), masks, batch.image_ids.to(self.device))
+            similarities, masks = self.model(images, captions, batch.lengths, long_captions, batch.long_lengths)
+        loss, align, ratio = self.losses(similarities.float(), masks, image_ids)
         count = len(batch.images)
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
 

@@ -16,6 +16,7 @@ from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.monitor import LossMonitor, check_weights, files_of_batch
 from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.engine.transfer import Arrival
 from demo_sdtps.seps.training import SEPSTrainer
 
 
@@ -81,7 +82,7 @@ def test_the_last_finite_losses(loader):
         LossMonitor(loader).add(2, 1, torch.tensor(-math.inf))
 
 
-class Arrival:
+class Late:
     """A CUDA event of a copy that has yet to come."""
 
     def __init__(self):
@@ -96,13 +97,20 @@ class Arrival:
 
 def test_a_loss_on_its_way_is_not_waited_for_but_before_saving(loader):
     monitor = LossMonitor(loader)
-    arrivals = [Arrival(), Arrival()]
-    monitor.pending.extend([(1, 4, torch.tensor(math.nan), arrivals[0]), (1, 5, torch.tensor(math.nan), arrivals[1])])
+    events = [Late(), Late()]
+    monitor.pending.extend((1, step, late(torch.tensor(math.nan), event)) for step, event in zip((4, 5), events, strict=True))
     monitor.add(1, 6, torch.tensor(1.0))
-    assert len(monitor.pending) == 3 and not arrivals[0].waited
+    assert len(monitor.pending) == 3 and not events[0].waited
     with pytest.raises(UserError, match="epoch 1, step 4"):  # its own step, though others have been since
         monitor.flush()
-    assert arrivals[0].waited and not arrivals[1].waited
+    assert events[0].waited and not events[1].waited
+
+
+def late(tensor, event):
+    """A copy that is on its way."""
+    arrival = Arrival(tensor)
+    arrival.event = event
+    return arrival
 
 
 def test_weights_that_a_finite_loss_has_spoiled(command, tiny_root, tmp_path, monkeypatch):

@@ -93,6 +93,7 @@ def is_running(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run(start, tiny_root, tmp_path, capsys):
     """Of the run and of its loading processes, one for training and one for evaluation. Every epoch is recorded, every tenth
     evaluated and saved."""

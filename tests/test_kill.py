@@ -8,6 +8,7 @@ from demo_sdtps.tools import kill_test
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, monkeypatch, capsys):
     """Killed at any moment, and likewise: one of two starts at once is refused, SIGHUP saves, a full /dev/shm is named."""
     monkeypatch.setattr(kill_test, "KINDS", tuple(dict.fromkeys(kill_test.KINDS)))

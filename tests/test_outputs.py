@@ -21,6 +21,7 @@ from demo_sdtps.tools import (
     export_features,
     kill_test,
     report,
+    search,
     selection_quality,
     slim_curve,
     study,
@@ -38,6 +39,8 @@ OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: 
           "report": (report.main, "tokens.png", lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent]),
           "report's page": (report.main, "x.html",
                             lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent / "none", "--html", path]),
+          "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
+                                                         path]),
           "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),
           "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
           "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}

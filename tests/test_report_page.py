@@ -185,7 +185,8 @@ def test_tables(page, made):
     assert page.texts("#results table:first-of-type tbody th")[:3] == ["1 original", "2 enhanced", "3 both"]
     assert page.texts("#results .scroll:first-child thead th")[-1] == "mAP untrained"
     matrix = [["" if value is None else f"{100 * value:.1f}" for value in row] for row in numbers["camera_matrix"]["mAP"]]
-    assert page.texts(".matrix td") == [cell for row in matrix for cell in row] and [row[place] for place, row in enumerate(matrix)] == [""] * 4
+    assert page.texts(".matrix td") == [cell for row in matrix for cell in row]
+    assert [row[place] for place, row in enumerate(matrix)] == [""] * 4
 
 
 def test_plots(page, made):

@@ -155,7 +155,7 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     samples = torch.cat(clustered(8, 10, 20))
     sides = samples[:20], samples  # with ties
     whole = k_reciprocal(*sides, 9, 4)
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
     for kept in (reranking.KEPT_ELEMENTS, 0):
         monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
         assert_same(k_reciprocal(*sides, 9, 4), whole)
@@ -163,7 +163,7 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
 
 @pytest.mark.parametrize("elements", [1, 7, 1000])
 def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
     sizes = torch.randint(0, 12, (300,), generator=torch.Generator().manual_seed(elements))
     blocks = reranking._blocks(sizes)
     assert [row for block in blocks for row in range(300)[block]] == list(range(300))
@@ -171,7 +171,7 @@ def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
 
 
 def test_all_pairs_are_never_there_at_once(monkeypatch):
-    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 8000)
+    monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", 8000)
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
     sides = clustered(9, 10, 590, identities=60)
     with LargestResult() as watched:

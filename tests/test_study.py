@@ -86,6 +86,7 @@ def tables_of(text):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_quick_study_is_two_variants_and_two_seeds(quick):
     folder, _, again = quick
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
@@ -103,6 +104,7 @@ def test_a_quick_study_is_two_variants_and_two_seeds(quick):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_table_agrees_with_the_metrics_of_the_runs(quick):
     folder, stdout, *_ = quick
     text = (folder / "tiny-quick" / "study.md").read_text()
@@ -129,6 +131,7 @@ def test_the_table_agrees_with_the_metrics_of_the_runs(quick):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_other_tables_agree_with_the_measurements(quick):
     folder, stdout, *_ = quick
     missing, selection, costs = tables_of(stdout)[3], tables_of(stdout)[6], tables_of(stdout)[7]
@@ -156,6 +159,7 @@ def test_the_other_tables_agree_with_the_measurements(quick):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["results.png", "loss.png", "costs.png", "missing.png"])
 def test_plots_are_drawn(quick, name):
     with Image.open(quick[0] / "tiny-quick" / name) as image:

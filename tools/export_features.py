@@ -6,13 +6,11 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-import hashlib
-
 import numpy as np
 
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.cli import add_output, config_parser, parse, run
-from demo_sdtps.config.files import atomic_write
+from demo_sdtps.config.files import atomic_write, sha256
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import test_loader
@@ -38,10 +36,6 @@ def main() -> None:
     samples = splits[arguments.split]
     (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
     features = patterns[arguments.return_pattern]
-    digest = hashlib.sha256()
-    with open(cfg.TEST.WEIGHT, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     if arguments.normalise:
         features = normalise(cfg, features)
     # An open file, because numpy would add .npz to a name.
@@ -49,7 +43,7 @@ def main() -> None:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
-                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=digest.hexdigest(),
+                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256(cfg.TEST.WEIGHT),
                  normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 

@@ -1,4 +1,5 @@
 """Plots of a study's result, the content of study.json (tools/study_tables.py)."""
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,20 @@ def draw_losses(result: dict[str, Any], path: Path) -> Path:
 
 def draw_costs(result: dict[str, Any], path: Path) -> Path:
     """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant."""
+    return draw_against([variant["gmacs"] for variant in result["variants"]], "GMACs of one triplet", result, path)
+
+
+def draw_against(costs: Sequence[float], meaning: str, result: dict[str, Any], path: Path) -> Path:
+    """mAP of the last return pattern, mean ± standard deviation, against a cost of every variant."""
     pattern = result["patterns"][-1]
     figure, axis = plt.subplots(figsize=(9, 5))
-    for index, variant in enumerate(result["variants"]):
+    for index, (variant, cost) in enumerate(zip(result["variants"], costs, strict=True)):
         values = list(final_metric(variant, pattern, "mAP").values())
         if values:
             spread = np.std(values, ddof=1) if len(values) > 1 else None
-            axis.errorbar(variant["gmacs"], np.mean(values), yerr=spread, capsize=3, fmt="osD^v<>P"[index // 10],
+            axis.errorbar(cost, np.mean(values), yerr=spread, capsize=3, fmt="osD^v<>P"[index // 10],
                           color=f"C{index % 10}", label=variant["name"])
-    axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
+    axis.set(xlabel=meaning, ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return _finish(figure, result, path)

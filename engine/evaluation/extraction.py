@@ -1,5 +1,5 @@
 """Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,6 +11,7 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.distributed import all_gather_rows
 from demo_sdtps.engine.run.state import dataset_of
 from demo_sdtps.engine.runtime import check_features, choose_precision, inference
+from demo_sdtps.engine.transfer import on_cpu, to_device
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -32,13 +33,19 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     device = next(model.parameters()).device
     features = [torch.empty(len(dataset_of(loader)), sum(model.widths.values())) for _ in cases]
     start = 0
-    with inference(model, choose_precision(cfg.TEST.AMP, device)):
+
+    def extracted() -> Iterator[list[torch.Tensor]]:
         for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
-            images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
-            extracted = model.extract_features(images, cameras.to(device), cases, cfg.TEST.NECK_FEAT)
-            for whole, patterns in zip(features, extracted, strict=True):
-                whole[start:start + len(cameras)] = patterns[3]
-            start += len(cameras)
+            images = {modality: to_device(image, device) for modality, image in images.items()}
+            # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
+            yield [patterns[3] for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)]
+
+    with inference(model, choose_precision(cfg.TEST.AMP, device)):
+        for parts in on_cpu(extracted()):
+            stop = start + len(parts[0])
+            for whole, part in zip(features, parts, strict=True):
+                whole[start:stop] = part
+            start = stop
     if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)

@@ -116,7 +116,7 @@ def match_ranks(distances: Rows, shape: Sequence[int], ids: Sequence[Any],
             own = order[starts[part].repeat(counts) + _numbered(counts) - 1]
             match = gallery_keys[own] != query_keys[part][row]
             match_parts.append(np.bincount(row[match], minlength=len(counts)))
-            rank_parts.append(_match_ranks(_on_cpu(distances(part)), row, own, match, pool))
+            rank_parts.append(_match_ranks(distances(part), row, own, match, pool))
     return np.concatenate(rank_parts), np.concatenate(match_parts)
 
 
@@ -141,7 +141,7 @@ def _numbered(counts: np.ndarray) -> np.ndarray:
 
 
 def _on_cpu(distance: torch.Tensor) -> np.ndarray:
-    """Distances as an array on the CPU, where they are counted; their products, most of the work, may come from a GPU."""
+    """Distances as an array."""
     is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # NumPy compares these slowly or not at all
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
@@ -168,13 +168,14 @@ def chunks(queries: int, gallery: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, queries, size))
 
 
-def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor) -> np.ndarray:
-    """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each.
+def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor) -> np.ndarray:
+    """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each. The distances are counted
+    where they are.
 
     The samples of the queries' own identities are given query by query too: the query's row (n,), the gallery index `own`
     (n,), and whether the sample is a match or excluded (n,).
     """
-    value = distance[row, own]
+    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(own)])
     if np.isnan(value).any():
         raise ValueError("Some distances are not numbers, so nothing can be ranked by them; check that features are finite.")
     order = np.lexsort((value, row))
@@ -184,6 +185,24 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
     last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
+    within = (_within_on_gpu(distance, limits, matches) if distance.is_cuda else
+              _within(_on_cpu(distance), limits, matches, pool))
+    return within - not_farther[match] + _numbered(matches)
+
+
+def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """`_within` by torch, on any device: one comparison with all distances for the first match of each query, then one for the
+    second of each, …"""
+    row, place = np.arange(len(matches)).repeat(matches), _numbered(matches) - 1
+    padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)  # the counts of other places are not read
+    padded[place, row] = limits
+    counts = [(distance <= limit[:, None]).sum(dim=1) for limit in torch.from_numpy(padded).to(distance.device)]
+    return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)
+
+
+def _within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor) -> np.ndarray:
+    """Number (m,) of each match's distances that are not above its limit (m,), given distances (q, G) and the number of matches
+    of each query (q,); limits query by query, ascending within each."""
     bounds = np.append(0, matches.cumsum()).tolist()
     within = np.zeros(len(limits), np.int64)
 
@@ -198,7 +217,7 @@ def _match_ranks(distance: np.ndarray, row: np.ndarray, own: np.ndarray, match: 
     size = -(-len(distance) // torch.get_num_threads())
     queries = range(len(distance))
     list(pool.map(count, (queries[start:start + size] for start in queries[::size])))
-    return within - not_farther[match] + _numbered(matches)
+    return within
 
 
 def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:

@@ -19,6 +19,9 @@ from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
+RANKING_BYTES = 4 << 30
+"""Memory of a GPU for what ranking and re-ranking compute beside the features."""
+
 
 @dataclass
 class TestData:
@@ -80,9 +83,17 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Raises `UserError` as `extract_features`."""
     cases = CASES if cfg.TEST.MISS == "all" else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
+    device = next(model.parameters()).device
     return broadcast_from_main(lambda: {
-        case: {pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()}
+        case: {pattern: rank_features(cfg, _where_they_fit(feature, device), data) for pattern, feature in patterns.items()}
         for case, patterns in zip(cases, features, strict=True)})
+
+
+def _where_they_fit(features: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 3 * features.nbytes + RANKING_BYTES:
+        return features
+    return features.to(device)
 
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 
 from demo_sdtps.config.progress import progress
 
-BLOCK_ELEMENTS = 1 << 21  # approximate elements in a block of rows. A few such tensors exist at a time, and never one of N × N
+BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 25}
+"""Approximate elements in a block of rows by device type; on a GPU enough to use it fully. A few such tensors exist at a time,
+and never one of N × N."""
 KEPT_ELEMENTS = 1 << 24
 """Distances of all to all are kept up to this number, 64 MB; those of larger sets are recomputed by blocks."""
 STRIP = 256
@@ -90,7 +92,7 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
         weights = _compress(_means(weights, nearest[:, :k2]))
     queries = len(query_features)
     result = _overlaps(weights, queries)
-    for rows in _blocks(torch.full((queries,), len(nearest))):
+    for rows in _blocks(torch.full((queries,), len(nearest), device=result.device)):
         distance = distances[rows][:, queries:] / farthest[rows]
         # Each row sums to 1, so the maxima sum to 2 minus the minima.
         jaccard = 1 - result[rows] / (2 - result[rows])
@@ -167,7 +169,7 @@ def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
     total = weights.value.new_zeros(queries, len(indices) - queries)
     meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
     # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
-    for rows in progress(_blocks(meetings, BLOCK_ELEMENTS // 8), "re-ranking: Jaccard", unit="block"):
+    for rows in progress(_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, indices[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
         row = (indices[:len(counts)] * total.shape[1]).repeat_interleave(counts)
@@ -176,9 +178,10 @@ def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
     return total
 
 
-def _blocks(sizes: torch.Tensor, limit: int | None = None) -> list[slice]:
-    """Consecutive rows of the given sizes, as blocks of about `limit` elements (None: BLOCK_ELEMENTS) and one row or more."""
-    block = (sizes.cumsum(0) - sizes) // (limit or BLOCK_ELEMENTS)
+def _blocks(sizes: torch.Tensor, share: int = 1) -> list[slice]:
+    """Consecutive rows of the given sizes, as blocks of about BLOCK_ELEMENTS / `share` elements and one row or more."""
+    limit = BLOCK_ELEMENTS.get(sizes.device.type, BLOCK_ELEMENTS["cuda"])
+    block = (sizes.cumsum(0) - sizes) // max(1, limit // share)
     lengths = block.unique_consecutive(return_counts=True)[1]
     return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
 

@@ -1,13 +1,16 @@
-"""The files of a run: their names, metrics.json and TensorBoard."""
+"""The files of a run: their names, metrics.json, TensorBoard and Weights & Biases."""
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import temporaries, write_json
+from demo_sdtps.engine.distributed import is_main
+from demo_sdtps.engine.run.tracking import FOLDER, is_tracking, wandb_run
 
 METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
@@ -15,10 +18,14 @@ DAMAGED = "last.damaged.pth"  # a damaged last.pth, where the run was resumed fr
 OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG, DAMAGED)
 EVENTS = "events.out.tfevents.*"
 
+Board = Callable[[Mapping[str, float], int], None]
+"""Writes the scalars of an epoch by name."""
+
 
 def own_files(output: Path) -> list[Path]:
-    """What is in the folder under the names of a run's files, also links to nothing."""
-    return [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if os.path.lexists(path)]
+    """What is in the folder under the names of a run's files, also links to nothing, and its folder of Weights & Biases."""
+    files = [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if os.path.lexists(path)]
+    return [*files, output / FOLDER] if is_tracking(output / FOLDER) else files
 
 
 def make_output(output: Path) -> Path:
@@ -27,7 +34,7 @@ def make_output(output: Path) -> Path:
         output.mkdir(parents=True, exist_ok=True)
         # Those by which a run is recognised last: a start that is killed here leaves a folder that another start takes.
         for file in sorted(own_files(output), key=lambda file: file.name in (CONFIG, RECORD)):
-            file.unlink()
+            shutil.rmtree(file) if file.name == FOLDER else file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
     return output
@@ -40,25 +47,44 @@ def remove_temporaries(output: Path) -> None:
 
 
 @contextmanager
-def scalar_board(output: Path, first: int | None = None) -> Iterator[SummaryWriter]:
-    """TensorBoard's writer for a run; earlier points from epoch `first` on are hidden. Raises `UserError` where its file cannot
-    be written."""
+def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Iterator[list[Board]]:
+    """The boards of a run: TensorBoard's, and that of Weights & Biases with SOLVER.WANDB; none but in the main process.
+
+    A run is resumed from epoch `first` on. Raises `UserError` where a board cannot start or TensorBoard's file not be written.
+    """
+    with ExitStack() as stack:
+        boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
+        if boards and cfg.SOLVER.WANDB:
+            boards.append(stack.enter_context(wandb_run(cfg, output, is_resumed=first is not None)))
+        yield boards
+
+
+@contextmanager
+def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
+    """Earlier points from epoch `first` on are hidden."""
+    from torch.utils.tensorboard import SummaryWriter  # training alone needs it, and its import is slow
+
     with _writing(output):
-        board = SummaryWriter(output, purge_step=first)
+        writer = SummaryWriter(output, purge_step=first)
+
+    def write(scalars: Mapping[str, float], epoch: int) -> None:
+        with _writing(output):
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, epoch)
+            writer.flush()  # before a checkpoint counts the epoch as done
+
     try:
-        yield board
+        yield write
     finally:
         with _writing(output):
-            board.close()
+            writer.close()
 
 
-def write_records(records: list[dict], output: Path, board: SummaryWriter, scalars: Mapping[str, float]) -> None:
-    """Write all records to metrics.json, and scalars of the last epoch to TensorBoard. Raises `UserError`."""
+def write_records(records: list[dict], output: Path, boards: list[Board], scalars: Mapping[str, float]) -> None:
+    """Write all records to metrics.json, and scalars of the last epoch to the boards. Raises `UserError`."""
     write_json(output / METRICS, records)
-    with _writing(output):
-        for name, value in scalars.items():
-            board.add_scalar(name, value, records[-1]["epoch"])
-        board.flush()  # before a checkpoint counts the epoch as done
+    for write in boards:
+        write(scalars, records[-1]["epoch"])
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 A folder holds a run where its config.yml, run.json or a checkpoint is one that training writes, in this release or an earlier
 one; that alone tells a folder of runs from a user's folder with files of these names. In a run, config.yml, run.json,
 metrics.json and log.txt must each have the form that training gives them, and every file must be a regular one. Checkpoints
-are not read again there, because a damaged one must be replaceable.
+are not read again there, because a damaged one must be replaceable. The folder of Weights & Biases is a run's where it holds
+nothing else (`is_tracking`).
 """
 import os
 import re
@@ -17,6 +18,7 @@ from demo_sdtps.config.files import check_regular, read_json
 from demo_sdtps.config.yaml_file import read_yaml
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.run.output import BEST, CONFIG, LAST, LOG, METRICS, PREVIOUS, RECORD, own_files
+from demo_sdtps.engine.run.tracking import FOLDER
 
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")  # see log_to in engine/runtime.py
 
@@ -43,7 +45,8 @@ def check_resumable(output: Path) -> None:
 
 def _check_own(output: Path, files: Iterable[Path]) -> None:
     for file in files:
-        check_regular(file)
+        if file.name != FOLDER:
+            check_regular(file)
         if file.name in FORMS and not FORMS[file.name](file):
             raise _not_a_runs(file)
 

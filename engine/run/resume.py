@@ -22,7 +22,7 @@ RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
     "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what is in it
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
-    "SOLVER.LOG_PERIOD", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
+    "SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
 )
 """Keys that no number of a run depends on: they may differ when it is resumed."""

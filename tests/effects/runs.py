@@ -1,6 +1,7 @@
 """Keys of whole runs: train_net.py on the tiny data set, with one epoch where nothing else is said."""
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -16,6 +17,7 @@ from demo_sdtps.engine.distributed import check_launch
 from demo_sdtps.engine.evaluation.metrics import Ranking
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.optim import make_optimizer
+from demo_sdtps.engine.run.tracking import check_tracking
 from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.modeling.losses import total_loss
@@ -129,6 +131,13 @@ def saves_in_an_epoch_of_five_batches(cfg):
 @effect("SOLVER.LOG_PERIOD", {"1": 5, "2": 3, "10": 1}, *FIVE_BATCHES)
 def updates_of_the_bar_in_five_batches(cfg):
     return seen(cfg).updates
+
+
+@effect("SOLVER.WANDB", {"": "goes on", "one": "told"})
+def training_where_wandb_is_not_installed(cfg):
+    """tests/test_tracking.py trains where it is."""
+    with mock.patch.dict(sys.modules, {"wandb": None}):
+        return "told" if is_reported(check_tracking, cfg) else "goes on"
 
 
 @effect("SOLVER.GRAD_CLIP", {"0": "above 1", "0.5": approx(0.5, rel=1e-3)})

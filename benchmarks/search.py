@@ -1,0 +1,136 @@
+"""Benchmarks of search in large galleries: exact by faiss beside torch, and compressed by IVF-PQ (docs/search.md)."""
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
+from demo_sdtps.engine.evaluation.metrics import squared_distances
+from demo_sdtps.engine.search.approximate import extend, make, search, within
+from demo_sdtps.engine.search.nearest import Hits, nearest
+from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.engine.search.store import PART_ROWS, Index, check_files, read_index
+
+T = TypeVar("T")
+
+GIB = 2**30
+TOP, CANDIDATES = 10, 100
+PER_IDENTITY = 21  # gallery samples per identity, as in Market-1501
+LATENT = 32  # dimensions in which identities differ
+OWN, NOISE = 0.5, 0.3  # deviations of a sample from its identity in these dimensions, and from them in all
+BLOCK = 1 << 16
+ID_BYTES = 8  # of a number, which both IVF and its map of numbers have
+QUERIES = -1  # block number of the queries
+
+
+def search_rows(quick: bool = False) -> list[Row]:
+    """Exact search of an index on disk: speed relative to torch's distances and top-k of each block, and memory."""
+    queries, gallery, width, rounds = (20, 500, 16, 1) if quick else (1000, 1_000_000, 512, 1)
+    size, wanted = f"{queries:,} queries in {gallery:,}, width {width}", block(QUERIES, queries, gallery, width)
+    with tempfile.TemporaryDirectory() as folder:
+        write_index(Path(folder), gallery, width)
+        index = opened(Path(folder))
+        cases = {"reference": partial(torch_nearest, wanted, index.features(), TOP),
+                 "ours": partial(nearest, wanted, index.features(), index.names, TOP)}
+        found, expected = (torch.from_numpy(cases[name]().distances) for name in ("ours", "reference"))
+        check_equal("search", found, expected)
+        seconds = in_turns("search", cases, rounds)
+        check = in_turns("check", {"ours": partial(opened, Path(folder))}, rounds)["ours"]
+        memory = peak_memory(search_index, folder, queries, gallery, width) / GIB
+    return [speed_row(f"exact search of {size}", seconds), Row("… check of the index on disk", None, check, "s", None),
+            Row("… peak memory", None, memory, "GiB", None, "≤ 4 GiB", memory <= 4)]
+
+
+def compressed_rows(quick: bool = False) -> list[Row]:
+    """IVF-PQ of a gallery that is generated block by block: time, recall@10, and memory of a process with the codes alone."""
+    queries, sample, gallery, width = (20, 10, 2000, 64) if quick else (1000, 200, 10_000_000, 512)
+    spent = [0.0]
+
+    def read(number: int) -> np.ndarray:
+        started = time.perf_counter()
+        found = block(number, min(BLOCK, gallery - number * BLOCK), gallery, width)
+        spent[0] += time.perf_counter() - started
+        return found
+
+    stack = Stack([min(BLOCK, gallery - start) for start in range(0, gallery, BLOCK)], read)
+    wanted = block(QUERIES, queries, gallery, width)
+
+    def timed(work: Callable[[], T]) -> tuple[T, float]:
+        """The result, and seconds without those in which features are generated."""
+        started, before = time.perf_counter(), spent[0]
+        return work(), time.perf_counter() - started - (spent[0] - before)
+
+    index, training = timed(partial(make, "ivfpq", stack))
+    _, adding = timed(lambda: extend(index, stack, np.arange(gallery), np.ones(gallery, bool)))
+    rows, seconds = timed(partial(search, index, wanted, CANDIDATES))
+    exact, whole = timed(partial(nearest, wanted[:sample], stack, [""] * gallery, TOP))
+    codes = within(index)
+    held = gallery * (codes.pq.M + 2 * ID_BYTES)
+    kept = gallery * width * wanted.itemsize
+    names = [f"IVF-PQ of {gallery:,}, width {width}: training of {codes.nlist:,} lists and {codes.pq.M} bytes",
+             "… compression of the gallery",
+             f"… {CANDIDATES} candidates of a query, {queries:,} at a time, beside its exact search, {sample:,} at a time",
+             "… codes, beside the features", f"… recall@{TOP} of the codes alone",
+             f"… recall@{TOP} of {CANDIDATES} candidates in the order of their features"]
+    values = [(None, training, "s"), (None, adding, "s"), (whole / sample, seconds / queries, "s"),
+              (kept / GIB, held / GIB, "GiB"), (None, share(rows[:sample, :TOP], exact), ""),
+              (None, share(rows[:sample], exact), "")]
+    return [Row(name, reference, ours, unit, reference and reference / ours)
+            for name, (reference, ours, unit) in zip(names, values, strict=True)]
+
+
+def block(number: int, rows: int, gallery: int, width: int) -> np.ndarray:
+    """Features (rows, width) of length 1 by block number: identities in `LATENT` dimensions, with deviations and noise."""
+    identities = max(1, gallery // PER_IDENTITY)
+    fixed = torch.Generator().manual_seed(0)
+    centres, mixture = torch.randn(identities, LATENT, generator=fixed), torch.randn(LATENT, width, generator=fixed)
+    own = torch.Generator().manual_seed(number + 2)
+    latent = centres[torch.randint(identities, (rows,), generator=own)]
+    latent += OWN * torch.randn(rows, LATENT, generator=own)
+    features = torch.randn(rows, width, generator=own).mul_(NOISE * LATENT**0.5).addmm_(latent, mixture)
+    return F.normalize(features, dim=1, out=features).numpy()
+
+
+def torch_nearest(queries: np.ndarray, gallery: Stack, top: int) -> Hits:
+    """The evaluation's distances of a block at a time, and torch's top-k."""
+    wanted = torch.from_numpy(queries)
+    values, rows = torch.full((len(queries), 0), torch.inf), torch.full((len(queries), 0), -1)
+    for start, features in gallery:
+        near, index = squared_distances(wanted, torch.from_numpy(features.copy())).topk(min(top, len(features)), largest=False)
+        values, order = torch.cat([values, near], dim=1).topk(min(top, values.shape[1] + near.shape[1]), largest=False)
+        rows = torch.cat([rows, index + start], dim=1).gather(1, order)
+    return Hits(rows.numpy(), values.numpy())
+
+
+def write_index(folder: Path, gallery: int, width: int) -> None:
+    """An index as tools/search.py writes it."""
+    index = Index(folder, {}, "")
+    for number, start in enumerate(range(0, gallery, PART_ROWS)):
+        features = block(number, min(PART_ROWS, gallery - start), gallery, width)
+        names = [f"{row:08}" for row in range(start, start + len(features))]
+        index.add(index.new_numbers(len(features)), names, ["-"] * len(features), features)
+    index.commit()
+
+
+def opened(folder: Path) -> Index:
+    index = read_index(folder)
+    assert index is not None
+    check_files(index, "flat")
+    return index
+
+
+def search_index(folder: str, queries: int, gallery: int, width: int) -> None:
+    """What tools/search.py does with features of queries."""
+    index = opened(Path(folder))
+    nearest(block(QUERIES, queries, gallery, width), index.features(), index.names, TOP)
+
+
+def share(rows: np.ndarray, exact: Hits) -> float:
+    """Share of the exact hits (Q, top) that are among the rows (Q, count)."""
+    return float(np.mean([np.isin(hits, found).mean() for hits, found in zip(exact.rows, rows, strict=True)]))

@@ -1,0 +1,93 @@
+"""Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent (docs/search.md)."""
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.base import MAX_NAMED, found_instead, image_names, subfolders, unread_in
+
+LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
+
+
+@dataclass(frozen=True)
+class Triplet:
+    """Images of equal name, but for the ending; `paths` of RGB, NI and TI has None for each missing one, but not only None."""
+
+    name: str
+    paths: tuple[str | None, ...]
+
+    @property
+    def file(self) -> str:
+        """The first of its files."""
+        return next(path for path in self.paths if path is not None)
+
+    def stamp(self) -> str:
+        """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one.
+
+        Raises `UserError` where a file cannot be read any more.
+        """
+        return " ".join(map(_stamp, self.paths))
+
+
+def read_folder(folder: Path) -> list[Triplet]:
+    """The triplets of a folder, sorted by name. Raises `UserError` where it has no subfolder of a modality, or no image."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else f"is missing{found_instead(folder)}"
+        raise UserError(f"The folder {folder} {what}; give one with {LAYOUT}.")
+    found = _images(folder)
+    if not found:
+        names = [path.name for path in subfolders(folder)]
+        more = ", …" if len(names) > MAX_NAMED else ""
+        raise UserError(f"The folder {folder} has none of the folders {', '.join(MODALITIES)} (it has "
+                        f"{', '.join(names[:MAX_NAMED]) or 'no folder'}{more}); give one with {LAYOUT}.")
+    names = sorted({name for images in found.values() for name in images})
+    if not names:
+        raise UserError(f"The folder {folder} has no image in {', '.join(found)}; give one with {LAYOUT}.")
+    return [_triplet(folder, name, found) for name in names]
+
+
+def read_query(place: Path) -> list[Triplet]:
+    """The triplets of a folder, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises `UserError`."""
+    if not place.exists():
+        raise UserError(f"The query {place} is missing{found_instead(place)}; give an image, or a folder with {LAYOUT}.")
+    if place.is_dir():
+        return read_folder(place)
+    parent = place.parent if place.parent.name else place.absolute().parent
+    if parent.name not in MODALITIES:
+        raise UserError(f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
+                        "it into one of them, or give a folder with them.")
+    folder = parent.parent
+    found = _images(folder)
+    if place.name not in found[parent.name].values():
+        raise UserError(f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
+                        "rename it.")
+    return [_triplet(folder, place.stem, found)]
+
+
+def unread_files(folder: Path) -> list[str]:
+    """A warning, if any, of the files among the images whose names do not end like an image's."""
+    return unread_in(folder / modality for modality in _present(folder))
+
+
+def _present(folder: Path) -> list[str]:
+    return [modality for modality in MODALITIES if (folder / modality).is_dir()]
+
+
+def _images(folder: Path) -> dict[str, dict[str, str]]:
+    """The file names of each modality that has a folder, by their stems. Raises `UserError` as `image_names`."""
+    return {modality: image_names(folder / modality) for modality in _present(folder)}
+
+
+def _triplet(folder: Path, name: str, found: dict[str, dict[str, str]]) -> Triplet:
+    return Triplet(name, tuple(str(folder / modality / found[modality][name]) if name in found.get(modality, ()) else None
+                               for modality in MODALITIES))
+
+
+def _stamp(path: str | None) -> str:
+    if path is None:
+        return "-"
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UserError(f"The image {path} cannot be read ({error.strerror}).") from None
+    return f"{status.st_size}:{status.st_mtime_ns}"

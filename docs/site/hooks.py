@@ -1,0 +1,59 @@
+"""Hooks of mkdocs: pages that lie outside docs/ or exist on the site alone, links between them, and formulas as MathML."""
+import html
+import re
+from pathlib import Path, PurePosixPath
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md", "CHANGELOG.md": "changelog.md",
+           "CONTRIBUTING.md": "contributing.md"}
+"""Pages of the site by the file that they are made from."""
+REFERENCE = {
+    "demo_sdtps": ("load", "Extractor", "MultiModalSDTPS", "add_config", "patch", "make_model", "get_cfg", "load_cfg"),
+    "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
+                "modeling.losses", "modeling.selectors.base", "modeling.backbones.base", "datasets.base",
+                "engine.metrics.evaluate_ranking", "engine.reranking.k_reciprocal", "engine.optim.make_scheduler"),
+    "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
+}
+"""Names in demo_sdtps whose docstrings a page of the API reference shows; docs/api.md introduces them."""
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for name, members in REFERENCE.items():
+        lines = [f"# {name}", *(f"::: demo_sdtps.{member}" for member in members)]
+        files.append(File.generated(config, f"reference/{name}.md", content="\n\n".join(lines) + "\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    sources = {site: source for source, site in OUTSIDE.items()}
+    source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+    parts = FENCE.split(markdown)
+    parts[::2] = [LINK.sub(lambda link: moved(link, source), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def moved(link: re.Match, source: PurePosixPath) -> str:
+    """A link of the file `source` as a link between pages; its text alone where it leads to another file of the repository."""
+    mark, text, target = link.groups()
+    path, _, anchor = target.partition("#")
+    if not path or ":" in path:
+        return link[0]
+    place = (ROOT / source.parent / path).resolve().relative_to(ROOT).as_posix()
+    found = OUTSIDE.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
+    text = LINK.sub(lambda inner: moved(inner, source), text)
+    return f"{mark}[{text}]({found}{'#' * bool(anchor)}{anchor})" if found else text
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    displays = {"(": "inline", "[": "block"}
+    return FORMULA.sub(lambda formula: convert(html.unescape(formula[3]), display=displays[formula[2]]), content)

@@ -1,0 +1,39 @@
+"""The benchmark of search: its rows, its data, and its reference, never its times."""
+import math
+
+import numpy as np
+import pytest
+
+from demo_sdtps.benchmarks import search
+from demo_sdtps.engine.search.stack import Stack
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "expected"), [
+    (search.search_rows, ["exact search of 20 queries in 500, width 16", "… check of the index on disk", "… peak memory"]),
+    (search.compressed_rows, ["IVF-PQ of 2,000, width 64: training of 32 lists and 8 bytes", "… compression of the gallery",
+                              "… 100 candidates of a query", "… codes, beside the features", "… recall@10 of the codes alone",
+                              "… recall@10 of 100 candidates"])])
+def test_rows(rows, expected):
+    found = rows(quick=True)
+    assert [row.what[:len(what)] for row, what in zip(found, expected, strict=True)] == expected
+    assert all(math.isfinite(row.ours) and row.ours > 0 for row in found)
+    if rows is search.compressed_rows:
+        assert found[-2].ours <= found[-1].ours <= 1
+
+
+def test_features_are_the_same_in_every_run_and_of_length_1():
+    blocks = [search.block(number, 30, 900, 64) for number in (0, 1, search.QUERIES)]
+    assert all(np.array_equal(search.block(number, 30, 900, 64), block)
+               for number, block in zip((0, 1, search.QUERIES), blocks, strict=True))
+    assert np.allclose(np.linalg.norm(np.concatenate(blocks), axis=1), 1, atol=1e-5)
+    assert len(np.unique(np.concatenate(blocks), axis=0)) == 90
+
+
+def test_torchs_top_k_by_blocks_is_that_of_all_distances():
+    gallery, queries = search.block(0, 50, 50, 16), search.block(search.QUERIES, 4, 50, 16)
+    stack = Stack([20, 20, 10], lambda number: gallery[20 * number:20 * number + 20])
+    distances = ((queries[:, None] - gallery) ** 2).sum(axis=2)
+    found = search.torch_nearest(queries, stack, 7)
+    assert np.array_equal(found.rows, distances.argsort(axis=1)[:, :7])
+    assert np.allclose(found.distances, np.sort(distances)[:, :7], atol=1e-5)

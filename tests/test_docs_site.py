@@ -1,0 +1,59 @@
+"""The site of docs/ (mkdocs.yml, docs/site/), built as `make docs` does."""
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from inspect import getdoc
+
+import pytest
+from commands import ROOT
+
+import demo_sdtps
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site: → {page: its HTML}. Strict: a warning, such as of a link to nothing, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder], cwd=ROOT,
+                          capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.html"))}
+
+
+def text_of(page):
+    """The text of a page in one line, without markup."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
+
+
+def test_every_page_of_docs_is_there(site):
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= {name.removesuffix(".html") for name in site} and {"index.html", "index.zh-CN.html"} <= set(site)
+
+
+@pytest.mark.parametrize("name", demo_sdtps.__all__)
+def test_the_reference_has_the_docstring_of_every_public_name(site, name):
+    page = site["reference/demo_sdtps.html"]
+    assert f'id="demo_sdtps.{name}"' in page
+    first = getdoc(getattr(demo_sdtps, name)).split("\n\n")[0].replace("`", "")
+    assert " ".join(first.split()) in text_of(page)
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for name, page in site.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="([^"]*)"', page) + re.findall(r'<link[^>]+href="([^"]*)"', page)
+        assert loaded and not [target for target in loaded if re.match(r"(https?:)?//", target)], name
+
+
+def test_formulas_are_mathml(site):
+    assert "<math" in site["method.html"] and "<math" in site["seps.html"]
+    assert not [name for name, page in site.items() if "arithmatex" in page]
+
+
+def test_links_to_other_files_of_the_repository_are_text(site):
+    assert "CITATION.cff" in text_of(site["index.html"])
+    for name, page in site.items():
+        assert not re.findall(r'href="[^"#]*\.(?:py|cff|yml|md)"', page), name

@@ -1,0 +1,104 @@
+"""The nearest of a gallery: exact search, ties, candidates, re-ranking, and the approximate indices of faiss."""
+import numpy as np
+import pytest
+import torch
+from reference import reranking
+from reference import search as reference
+
+from demo_sdtps.engine.evaluation.metrics import squared_distances
+from demo_sdtps.engine.search import approximate, nearest
+from demo_sdtps.engine.search.nearest import Hits
+from demo_sdtps.engine.search.stack import Stack
+
+
+def random_features(generator, count, width=24, copies=0):
+    """Features (count, width) of length 1, the last `copies` copies of earlier ones."""
+    features = generator.standard_normal((count, width)).astype(np.float32)
+    features[count - copies:] = features[generator.integers(0, count - copies, copies)]
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
+def stack_of(features, size=7):
+    """In blocks of `size` rows, the last a smaller one."""
+    blocks = np.split(features, range(size, len(features), size))
+    return Stack([len(block) for block in blocks], lambda number: blocks[number])
+
+
+def names_of(generator, count):
+    return [f"image {number}" for number in generator.permutation(count)]
+
+
+@pytest.mark.parametrize("top", [1, 5, 60])
+def test_exact_search_is_the_slow_one_ties_included(top):
+    """Half of the gallery are copies, and some queries too, so that ties lie at the last rank; they are ordered by name."""
+    generator = np.random.default_rng()
+    gallery = random_features(generator, 60, copies=30)
+    queries = np.concatenate([random_features(generator, 4), gallery[:4]])
+    names = names_of(generator, 60)
+    found = nearest.nearest(queries, stack_of(gallery), names, top)
+    expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
+    for rows, distances, line in zip(found.rows, found.distances, expected, strict=True):
+        assert [names[row] for row in rows] == [name for _, name in line]
+        assert np.allclose(distances, [distance for distance, _ in line], atol=1e-6)
+    assert (found.distances[4:, 0] == 0).all()
+
+
+def test_distances_are_those_that_the_evaluation_ranks_by():
+    generator = np.random.default_rng()
+    gallery, queries = random_features(generator, 40), random_features(generator, 6)
+    found = nearest.nearest(queries, stack_of(gallery), names_of(generator, 40), 40)
+    expected, order = squared_distances(torch.from_numpy(queries), torch.from_numpy(gallery)).sort(dim=1)
+    assert np.array_equal(found.rows, order.numpy()) and np.allclose(found.distances, expected.numpy(), atol=1e-6)
+
+
+def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
+    """More of them than there are candidates at first, wherever faiss puts them."""
+    monkeypatch.setattr(nearest, "SPARE", 0)
+    generator = np.random.default_rng()
+    gallery = np.repeat(random_features(generator, 2), 50, axis=0)
+    names = names_of(generator, 100)
+    found = nearest.nearest(gallery[60:61], stack_of(gallery), names, 3)
+    assert [names[row] for row in found.rows[0]] == sorted(names[50:])[:3]
+
+
+def test_re_ranking_orders_the_hits_alone():
+    generator = np.random.default_rng()
+    gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
+    names, stack = names_of(generator, 50), stack_of(gallery)
+    hits = nearest.nearest(queries, stack, names, 20)
+    found = nearest.reranked(queries, stack, names, hits, 6)
+    for query, rows, near, distances in zip(queries, hits.rows, found.rows, found.distances, strict=True):
+        (line,) = reranking.k_reciprocal([query.tolist()], gallery[rows].tolist())
+        expected = sorted(zip(line, rows, strict=True))[:6]
+        assert near.tolist() == [row for _, row in expected]
+        assert np.allclose(distances, [distance for distance, _ in expected], atol=1e-5)
+
+
+def test_queries_with_too_few_candidates_are_searched_exactly():
+    generator = np.random.default_rng()
+    gallery, queries, names = random_features(generator, 30), random_features(generator, 2), names_of(generator, 30)
+    exact = nearest.nearest(queries, stack_of(gallery), names, 4)
+    rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
+    rows[1, 4:] = -1
+    found = nearest.among(queries, stack_of(gallery), names, 4, lambda asked, count: rows[:, :count], 6)
+    assert np.array_equal(found.rows, exact.rows) and np.array_equal(found.distances, exact.distances)
+
+
+@pytest.mark.parametrize("kind", approximate.KINDS)
+def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
+    generator = np.random.default_rng()
+    centres = np.repeat(random_features(generator, 100, 16), 8, axis=0)
+    gallery = centres + 0.1 * random_features(generator, 800, 16)
+    gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
+    queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
+    index = approximate.make(kind, stack)
+    approximate.extend(index, stack, np.arange(800), np.ones(800, bool))
+    found = nearest.among(queries, stack, names, 5, lambda asked, count: approximate.search(index, asked, count), 50)
+    exact = nearest.nearest(queries, stack, names, 5)
+    assert approximate.recall(found, exact) > 0.9
+    assert approximate.recall(exact, exact) == 1
+
+
+def test_recall_counts_hits_as_near_as_the_exact_ones():
+    exact = Hits(np.array([[1, 2, 3]]), np.array([[0.1, 0.2, 0.3]]))
+    assert approximate.recall(Hits(np.array([[1, 9, 4]]), np.array([[0.1, 0.3, 0.4]])), exact) == pytest.approx(2 / 3)

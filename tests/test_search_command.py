@@ -1,0 +1,252 @@
+"""tools/search.py: hits as CSV, page and table, the index it keeps, and what it refuses."""
+import csv
+import os
+import re
+import shutil
+
+import pytest
+from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for, contents
+from PIL import Image
+from reference import search as reference
+from selenium import webdriver
+
+import demo_sdtps
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.lock import locked
+from demo_sdtps.engine.search.store import LOCK
+from demo_sdtps.tools import search, search_page
+
+MODALITIES = ("RGB", "NI", "TI")
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
+    return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
+
+
+@pytest.fixture
+def place(files, tmp_path, monkeypatch):
+    """The current folder: a `gallery` of five triplets, the second without NI, and a `query` of two, RGB and TI."""
+    monkeypatch.chdir(tmp_path)
+    for modality in MODALITIES:
+        for number, path in enumerate(files[modality.lower()]):
+            copy(path, tmp_path / "gallery" / modality / f"photo {number}.jpg", unless=number == 1 and modality == "NI")
+            copy(path, tmp_path / "query" / modality / f"<i>&{number}.jpg", unless=number > 1 or modality == "NI")
+    return tmp_path
+
+
+def copy(path, to, unless=False):
+    if not unless:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+
+
+@pytest.fixture
+def searched(command, weights, place):
+    """Call the command on `gallery` and `query`: → (exit code, stdout, stderr)."""
+    def call(*words, query="query", gallery="gallery"):
+        return command(search.main, "--weight", weights, "--gallery", gallery, "--query", query, *words)
+
+    return call
+
+
+def triplets(folder):
+    """Paths of RGB, NI and TI by name, None for a missing one; of a folder of JPEG files."""
+    names = sorted({path.name for modality in MODALITIES for path in (folder / modality).glob("*")})
+    return {name: [path if path.exists() else None for path in (folder / modality / name for modality in MODALITIES)]
+            for name in names}
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("pattern", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_hits_are_those_of_the_extractors_features(searched, weights, place, pattern):
+    code, stdout, stderr = searched("--csv", "hits.csv", "--top", "4", "--return_pattern", pattern)
+    assert code == 0, stderr
+    assert stdout.splitlines()[0].endswith("5 triplets (5 new)") and stdout.splitlines()[1:] == [
+        "Wrote 8 hits of 2 queries to hits.csv"]
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    sides = [triplets(place / side) for side in ("query", "gallery")]
+    features = [reid.features(*zip(*side.values(), strict=True), pattern=pattern).tolist() for side in sides]
+    expected = reference.nearest(*features, [*sides[1]], 4)
+    header, *rows = rows_of("hits.csv")
+    assert header == ["query", "rank", "gallery", "distance"]
+    lines = [(f"query/RGB/{query}", str(rank), f"gallery/RGB/{name}", distance)
+             for query, hits in zip(sides[0], expected, strict=True) for rank, (distance, name) in enumerate(hits, start=1)]
+    assert [tuple(row[:3]) for row in rows] == [line[:3] for line in lines]
+    assert [float(row[3]) for row in rows] == pytest.approx([line[3] for line in lines], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_one_image_is_searched_for_with_its_siblings(searched, place, monkeypatch):
+    searched("--csv", "all.csv", "--top", "5")
+    expected = [row for row in rows_of("all.csv") if "<i>&1" in row[0]]
+    for number, image in enumerate(("query/RGB/<i>&1.jpg", place / "query" / "TI" / "<i>&1.jpg")):
+        code, stdout, stderr = searched("--csv", f"{number}.csv", query=image)
+        assert code == 0 and "no change" in stdout, stderr
+        assert [row[1:3] for row in rows_of(f"{number}.csv")[1:]] == [row[1:3] for row in expected]
+    monkeypatch.chdir(place / "query" / "RGB")
+    code, stdout, stderr = searched(query="<i>&1.jpg", gallery="../../gallery")
+    assert code == 0, stderr
+    printed = [line.split("/")[-1] for line in stdout.splitlines() if "/gallery/" in line]
+    assert printed == [row[2].split("/")[-1] for row in expected]
+
+
+@pytest.mark.slow
+def test_the_index_follows_the_gallery(searched, place):
+    assert "(5 new)" in searched("--index", "kept")[1]
+    copy(place / "gallery" / "RGB" / "photo 0.jpg", place / "gallery" / "RGB" / "new.jpg")
+    Image.new("RGB", (16, 32), (200, 0, 0)).save(place / "gallery" / "TI" / "photo 3.jpg")
+    for modality in MODALITIES:
+        (place / "gallery" / modality / "photo 4.jpg").unlink()
+    code, stdout, stderr = searched("--index", "kept", "--csv", "grown.csv")
+    assert code == 0 and stdout.splitlines()[0] == "Index kept: 5 triplets (1 new, 1 changed, 1 removed)", stderr
+    searched("--index", "fresh", "--csv", "fresh.csv")
+    grown, fresh = rows_of("grown.csv"), rows_of("fresh.csv")
+    assert [row[:3] for row in grown] == [row[:3] for row in fresh]
+    assert [float(row[3]) for row in grown[1:]] == pytest.approx([float(row[3]) for row in fresh[1:]], abs=1e-5)
+
+
+def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch):
+    code, stdout, stderr = searched("--output", "hits.html", "--top", "3")
+    assert code == 0 and "2 queries, each with its 3 nearest" in stdout, stderr
+    page = (place / "hits.html").read_text(encoding="utf-8")
+    assert "&lt;i&gt;&amp;0" in page and "<i>" not in page and not re.search(r"(src|href)=\"(?!data:)|url\(|<script", page)
+    assert page.count("<section>") == 2 and page.count("<figure") == 2 * (1 + 3)
+    assert page.count("data:image/jpeg;base64,") + page.count('class="missing"') == 3 * 2 * (1 + 3)
+    monkeypatch.setattr(search_page, "MOST_BYTES", 1)
+    monkeypatch.setattr(search_page, "MOST_HITS", 2)
+    assert "1 of 2 queries, each with 2 of its 3 nearest" in searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
+
+
+def test_without_a_file_to_write_the_hits_are_printed(searched, monkeypatch):
+    monkeypatch.setattr(search, "PRINTED", 1)
+    _, *lines = searched("--top", "2")[1].splitlines()
+    assert lines[1] == "query/RGB/<i>&0.jpg" and re.fullmatch(r" +1 +0\.\d{4}  gallery/RGB/photo \d\.jpg", lines[2])
+    assert lines[-1].startswith("… and 1 queries more") and len(lines) == 6
+
+
+@pytest.mark.slow
+def test_re_ranking_and_approximate_search_are_told(searched, place):
+    code, stdout, stderr = searched("--index_type", "hnsw", "--re_rank", "9", "--top", "2", "--csv", "x.csv",
+                                    "--output", "x.html")
+    assert code == 0 and "hnsw: recall@5 1.000 against exact search, by 2 of 2 queries" in stdout, stderr
+    assert "k-reciprocal distance among the query and its first hits" in (place / "x.html").read_text(encoding="utf-8")
+    assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
+
+
+@pytest.mark.slow
+def test_file_names_that_are_no_text_are_written(searched, place):
+    name = os.fsdecode(b"\xff.jpg")
+    shutil.copyfile(place / "query" / "RGB" / "<i>&0.jpg", place / "gallery" / "RGB" / name)
+    code, _, stderr = searched("--csv", "hits.csv", "--output", "hits.html")
+    assert code == 0, stderr
+    assert f"gallery/RGB/{name}" in [row[2] for row in rows_of("hits.csv")]
+    assert "udcff" in (place / "hits.html").read_text(encoding="utf-8")
+
+
+def emptied(folder):
+    for path in folder.glob("*/*"):
+        path.unlink()
+
+
+BAD = {
+    "empty gallery": (lambda place: emptied(place / "gallery"), [], "folder gallery has no image in RGB, NI, TI"),
+    "no modality": (lambda place: os.renames(place / "gallery" / "RGB", place / "deep" / "gallery" / "rgb"),
+                    ["--gallery", "deep/gallery"], "folder deep/gallery has none of the folders RGB, NI, TI (it has rgb)"),
+    "no gallery": (None, ["--gallery", "galery"], "folder galery is missing"),
+    "a file as gallery": (None, ["--gallery", "gallery/RGB/photo 0.jpg"], "photo 0.jpg is a file"),
+    "a text file in the gallery": (lambda place: (place / "gallery" / "NI" / "photo 2.jpg").write_text("words"), [],
+                                   "image gallery/NI/photo 2.jpg cannot be read"),
+    "a text file in the query": (lambda place: (place / "query" / "TI" / "<i>&0.jpg").write_text("words"), [],
+                                 "image query/TI/<i>&0.jpg cannot be read"),
+    "a query in another folder": (lambda place: shutil.copy(place / "query" / "RGB" / "<i>&0.jpg", place / "x.jpg"),
+                                  ["--query", "x.jpg"], "x.jpg lies in none of the folders RGB, NI, TI"),
+    "a query that is no image": (lambda place: (place / "query" / "RGB" / "x.txt").touch(), ["--query", "query/RGB/x.txt"],
+                                 "query/RGB/x.txt has a name that does not end like that of an image"),
+    "no query": (None, ["--query", "query/RGB/none.jpg"], "query/RGB/none.jpg is missing"),
+    "more hits than images": (None, ["--top", "6"], "--top is 6, but the gallery gallery has 5 triplets"),
+    "fewer re-ranked than shown": (None, ["--re_rank", "3"], "--re_rank is 3, fewer than the 5 hits to show"),
+    "codes of few images": (None, ["--index_type", "ivfpq"], "has 5 triplets, but --index_type ivfpq is trained on 256"),
+    "no weights": (None, ["--weight", "none.pth"], "none.pth do not exist"),
+    "an output of another kind": (None, ["--output", "hits.txt"], "hits.txt must be a file ending in .html"),
+    "an output that exists": (lambda place: (place / "hits.csv").touch(), ["--csv", "hits.csv"], "hits.csv already exists"),
+    "an output in the gallery": (None, ["--csv", "gallery/hits.csv"], "lies in gallery, which this command reads"),
+    "an output in no folder": (lambda place: (place / "file").touch(), ["--csv", "file/hits.csv"], "in a folder that can be"),
+    "an index in the gallery": (None, ["--index", "gallery/index"], "index gallery/index lies in gallery, which this command"),
+    "an index of other files": (lambda place: (place / "mine").mkdir() or (place / "mine" / "x").touch(), ["--index", "mine"],
+                                "index mine is no folder of an index"),
+    "an index in no folder": (lambda place: (place / "file").touch(), ["--index", "file/index"], "index file/index"),
+}
+
+
+@pytest.mark.parametrize("make, words, said", BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence_and_nothing_is_written(searched, place, make, words, said):
+    if make:
+        make(place)
+    before = contents(place)
+    code, _, stderr = searched(*words)
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr, stderr
+    assert contents(place) == before
+
+
+def test_an_index_of_other_weights_is_refused_and_made_anew_with_overwrite(searched, weights, place, tiny_root):
+    searched("--index", "kept", "--top", "2")
+    before = contents(place)
+    other = checkpoint_file(place.parent / f"{place.name}.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), classes=7)
+    for words, said in ((("--weight", other), "made with other weights"),
+                        (("--return_pattern", "1"), "made with return pattern 3, not 1"),
+                        (("INPUT.PIXEL_MEAN", "[0,0,0]"), "made with INPUT.PIXEL_MEAN [0.5, 0.5, 0.5], not [0, 0, 0]")):
+        code, stdout, stderr = searched("--index", "kept", *words)
+        assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and "--overwrite" in stderr and not stdout
+        assert contents(place) == before
+    code, stdout, stderr = searched("--index", "kept", "--weight", other, "--overwrite")
+    assert code == 0 and "Index kept: 5 triplets (5 new)" in stdout, stderr
+
+
+def test_an_index_is_used_by_one_command_at_a_time(searched, place):
+    with locked(place / "kept" / LOCK, "The index"):
+        code, stdout, stderr = searched("--index", "kept")
+    assert code == 2 and "The index kept is in use by process" in stderr and not stdout
+    assert not (place / "kept").exists()
+
+
+def test_without_faiss_the_extra_is_named(searched, monkeypatch):
+    monkeypatch.setattr(demo_sdtps.config.extras, "find_spec", lambda name: None if name == "faiss" else name)
+    code, _, stderr = searched()
+    assert code == 2 and "needs faiss-cpu; install" in stderr and "pip install -e '.[search]'" in stderr
+
+
+@pytest.fixture
+def browser():
+    if not shutil.which("chromedriver"):
+        pytest.skip("no chromedriver (Debian: chromium-driver), with which the page is opened")
+    options = webdriver.ChromeOptions()
+    options.add_argument("--headless")
+    options.add_argument("--no-sandbox")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page_without_scrolling_sideways(searched, place, browser):
+    searched("--output", "hits.html")
+    browser.get((place / "hits.html").as_uri())
+    seen = set()
+    for width in (400, 1280):
+        for scheme in ("light", "dark"):
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                    {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False})
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                    {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            seen.add(browser.execute_script("const body = getComputedStyle(document.body);"
+                                            "return body.color + body.backgroundColor"))
+    assert len(seen) == 2 and not browser.get_log("browser")
+    assert browser.execute_script("return [...document.images].every(image => image.naturalWidth > 0)")

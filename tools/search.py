@@ -1,0 +1,162 @@
+"""Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script  # noqa: F401
+
+import argparse
+import csv
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, run
+from demo_sdtps.config.extras import check_extra
+from demo_sdtps.config.files import atomic_write, check_apart
+from demo_sdtps.config.lock import locked
+from demo_sdtps.config.printing import print_lines
+from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
+from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
+from demo_sdtps.engine.extractor import make_extractor
+from demo_sdtps.engine.load import prepare_evaluation
+from demo_sdtps.engine.search.approximate import FLAT, KINDS, candidates, check_size, recall
+from demo_sdtps.engine.search.gallery import Changes, extraction, open_index, origin_of, update
+from demo_sdtps.engine.search.nearest import Hits, among, nearest, reranked
+from demo_sdtps.engine.search.store import LOCK, Index
+
+TOP, LEAST, PER_HIT = 10, 100, 10  # hits by default; candidates of an approximate index, at least and per hit
+SAMPLE = 100  # queries by which recall is measured
+PRINTED = 5  # queries whose hits are printed
+COLUMNS = ("query", "rank", "gallery", "distance")
+SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
+RERANKED = "k-reciprocal distance among the query and its first hits (0 to 1)"
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    parser = config_parser(
+        "Find the images of a gallery that are most like each query. FOLDER has the subfolders RGB, NI and TI with images of "
+        "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; their cameras are "
+        "unknown, so the mean of the model's is taken. The features of the gallery are kept in an index; images that are new, "
+        "changed or removed update it. Without --output and --csv the hits of the first queries are printed.",
+        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag(data=lambda cfg: []))
+    parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
+    parser.add_argument("--query", type=Path, required=True, metavar="PLACE",
+                        help="a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, which is searched for "
+                             "together with its siblings in FOLDER/NI and FOLDER/TI")
+    parser.add_argument("--top", type=positive_int, metavar="N",
+                        help=f"hits per query (default: {TOP}, or all of a smaller gallery)")
+    add_output(parser, "--output", ".html", help="write a page with queries, hits and distances, a single file for any browser")
+    add_output(parser, "--csv", ".csv", help=f"write the columns {','.join(COLUMNS)}; files are the first of their triplets")
+    parser.add_argument("--index", type=Path, metavar="DIR",
+                        help="folder of the gallery's index (default: one below runs/search for each gallery); an index of "
+                             "other weights, keys or images, or a damaged one, is replaced with --overwrite only")
+    parser.add_argument("--index_type", choices=(FLAT, *KINDS), default=FLAT,
+                        help="flat: exact; ivfpq, hnsw: approximate and faster for millions of images, with the recall against "
+                             "exact search told (default: flat)")
+    parser.add_argument("--re_rank", type=positive_int, metavar="K",
+                        help="order the K nearest of each query by k-reciprocal re-ranking, and show the first of them")
+    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
+                        help="features: 1 original, 2 enhanced, 3 both (default: 3)")
+    arguments, cfg = parse(parser)
+    places = [arguments.gallery, arguments.query]
+    check_outputs(arguments, places)
+    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    prepare_evaluation(cfg, EXAMPLE)
+    gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
+    for warning in unread_files(arguments.gallery):
+        logger.warning("%s", warning)
+    top, deepest = depths(arguments, len(gallery))
+    folder = arguments.index or default_index(arguments.gallery)
+    check_apart(f"The index {folder}", folder, [*places, cfg.TEST.WEIGHT])
+    with locked(folder / LOCK, f"The index {folder}"):
+        origin = origin_of(cfg, arguments.return_pattern)
+        index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.overwrite)
+        extract = extraction(make_extractor(cfg), arguments.return_pattern)
+        features = extract(queries)  # before the gallery, which may take hours
+        print_lines(report(index, update(index, gallery, extract)))
+        hits = find(index, features, deepest, arguments.index_type)
+        if arguments.re_rank:
+            hits = reranked(features, index.features(), index.names, hits, top)
+        names = index.names
+    by_name = {triplet.name: triplet for triplet in gallery}
+    found = [[by_name[names[row]] for row in rows] for rows in hits.rows]
+    if arguments.csv:
+        write_csv(arguments.csv, queries, found, hits.distances)
+        print_lines(f"Wrote {hits.rows.size} hits of {len(queries)} queries to {arguments.csv}")
+    if arguments.output:
+        from demo_sdtps.tools.search_page import write_page
+
+        distance = RERANKED if arguments.re_rank else SQUARED
+        print_lines(write_page(arguments.output, queries, found, hits.distances, f"{arguments.gallery}", distance))
+    if not (arguments.csv or arguments.output):
+        print_lines(*table(queries, found, hits.distances))
+
+
+def depths(arguments: argparse.Namespace, gallery: int) -> tuple[int, int]:
+    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small."""
+    top = arguments.top or min(TOP, gallery)
+    if top > gallery:
+        raise UserError(f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many.")
+    if arguments.re_rank and arguments.re_rank < top:
+        raise UserError(f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many.")
+    check_size(arguments.index_type, gallery)
+    return top, min(arguments.re_rank or top, gallery)
+
+
+def default_index(gallery: Path) -> Path:
+    """Below runs/search, by the gallery's name and a digest of its path."""
+    place = gallery.resolve()
+    return Path("runs", "search", f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}")
+
+
+def report(index: Index, changes: Changes) -> str:
+    """A line on the index and what has changed in it."""
+    told = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
+    return f"Index {index.folder}: {len(index)} triplets ({told or 'no change'})"
+
+
+def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
+    """The `top` nearest of each query; of an approximate index, with its recall printed."""
+    gallery, names = index.features(), index.names
+    if kind == FLAT:
+        return nearest(features, gallery, names, top)
+    count = min(len(gallery), max(LEAST, PER_HIT * top))
+    hits = among(features, gallery, names, top, candidates(index, kind), count)
+    sample = np.unique(np.linspace(0, len(features) - 1, min(SAMPLE, len(features))).round().astype(int))
+    exact = nearest(features[sample], gallery, names, top)
+    share = recall(Hits(*(part[sample] for part in hits)), exact)
+    print_lines(f"{kind}: recall@{top} {share:.3f} against exact search, by {len(sample)} of {len(features)} queries")
+    return hits
+
+
+def write_csv(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> None:
+    """Write a line for each hit, by query and rank from 1. Raises `UserError`."""
+    # A file name may have bytes that are not UTF-8, which are written as they are.
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
+            writer.writerows((query.file, rank, hit.file, f"{distance:.6f}")
+                             for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
+
+
+def table(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> list[str]:
+    """Lines of the hits of the first queries."""
+    lines = []
+    for query, hits, line in list(zip(queries, found, distances, strict=True))[:PRINTED]:
+        lines += ["", query.file, *(f"{rank:6}  {distance:8.4f}  {hit.file}"
+                                    for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))]
+    left = len(queries) - PRINTED
+    return [*lines, "", f"… and {left} queries more: give --csv or --output for all"] if left > 0 else lines
+
+
+if __name__ == "__main__":
+    run(main)
