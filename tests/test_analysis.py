@@ -8,7 +8,7 @@ from demo_sdtps.engine.evaluation import analysis, metrics
 from demo_sdtps.engine.evaluation.embedding import METHODS, embed
 from demo_sdtps.engine.evaluation.metrics import evaluate_distances
 
-KEYS = ["camera", "scene"]
+PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
 
 
 class Case:
@@ -32,14 +32,11 @@ class Case:
         return self.distance[part]
 
 
-@pytest.fixture(params=KEYS)
-def case(request):
-    return Case(torch.seed() % 2**32, request.param)
-
-
-@pytest.fixture(params=[10, 1 << 20], ids=["in parts", "at once"], autouse=True)
-def parts(request, monkeypatch):
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 10 * request.param)
+@pytest.fixture(params=[(by, parts) for by in ("camera", "scene") for parts in PARTS], ids=", ".join)
+def case(request, monkeypatch):
+    by, parts = request.param
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", PARTS[parts])
+    return Case(torch.seed() % 2**32, by)
 
 
 def known(values):
@@ -92,7 +89,7 @@ def test_nearest(case):
 
 def test_nearest_in_a_short_gallery(case):
     found = analysis.nearest_samples(case.rows, *case.sides, torch.arange(30), 100)
-    assert found.index.shape == (30, 70)
+    assert found.sample.shape == (30, 70)
     assert [int(np.isfinite(row).sum()) for row in found.distance] == [len(one) for one in case.rankings]
 
 
@@ -114,6 +111,7 @@ def test_distances_that_are_all_zero(case):
     assert found.edges[-1] == 1 and found.positives[0] == found.positives.sum() > 0 and found.negatives[1:].sum() == 0
 
 
+@pytest.mark.slow  # scikit-learn takes seconds to import
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(2, 5), (3, 1), (40, 6), (41, 100)])
 def test_features_in_two_dimensions(method, shape):
@@ -124,6 +122,7 @@ def test_features_in_two_dimensions(method, shape):
     assert not embed(torch.ones(shape), method, seed=3).any()
 
 
+@pytest.mark.slow
 def test_two_groups_stay_apart():
     features = torch.randn(60, 20)
     features[30:] += 20

@@ -13,6 +13,7 @@ from demo_sdtps import test_net, train_net
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.config import load_cfg
 from demo_sdtps.tools import (
+    analyse,
     convert_checkpoint,
     draw_curves,
     draw_ranks,
@@ -30,11 +31,14 @@ EVALUATIONS = {"test_net": (test_net.main, "--json", ".json"), "export_features"
                "draw_ranks": (draw_ranks.main, "--output", ".png"), "draw_tokens": (draw_tokens.main, "--output", ".png"),
                "selection_quality": (selection_quality.main, "--json", ".json"),
                "slim_curve": (slim_curve.main, "--json", ".json"), "slim_curve's image": (slim_curve.main, "--output", ".png"),
+               "analyse": (analyse.main, "--json", ".json"), "analyse's image": (analyse.main, "--output", ".png"),
                "test_seps": (seps_tiny.test_seps.main, "--json", ".json")}
 OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: ["none.pth", path, "--to", "ours"]),
           "draw_curves": (draw_curves.main, "x.png", lambda path: ["--run", "none", "--output", path]),
           "draw_curves by default": (draw_curves.main, "curves.png", lambda path: ["--run", path.parent]),
           "report": (report.main, "tokens.png", lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent]),
+          "report's page": (report.main, "x.html",
+                            lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent / "none", "--html", path]),
           "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
                                                          path]),
           "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),

@@ -6,6 +6,8 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+from typing import Any
+
 import torch
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, with_values
@@ -21,7 +23,7 @@ from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.tools.analysis import Analysis, add_limits, analyse, analysed_case, as_json
 from demo_sdtps.tools.figures import HIT, MISS, np, plt, save
 
-PANELS = [["missing", "missing", "cameras", "distances"], ["identities", "identities", "identities", "worst"],
+PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities", "identities", "identities", "worst"],
           ["PCA", "PCA", "t-SNE", "t-SNE"]]
 
 
@@ -72,7 +74,7 @@ def draw_analysis(found: Analysis, data: TestData, title: str, path: Path) -> Pa
     identity = data.labels("identity", torch.tensor(found.points))
     order = identity.unique(return_inverse=True)[1].numpy()
     for method, places in found.embeddings.items():
-        axes[method].scatter(*places.T, c=order, cmap="nipy_spectral", s=12)
+        axes[method].scatter(places[:, 0], places[:, 1], c=order, cmap="nipy_spectral", s=12)
         axes[method].set(title=f"{method} of the features, a colour per identity", xticks=[], yticks=[])
     figure.suptitle(title)
     return save(figure, path)

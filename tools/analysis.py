@@ -26,7 +26,7 @@ Features = Mapping[str, Mapping[int, torch.Tensor]]  # (samples, D) by case of m
 class Analysis:
     """All but `records` is of TEST.RETURN_PATTERN in the case of TEST.MISS. Queries and samples are named by their indices."""
 
-    records: dict[str, Record]  # by case of missing modalities
+    records: Mapping[str, Record]  # by case of missing modalities
     scores: analysis.QueryScores
     cameras: analysis.CameraMatrix
     identities: list[analysis.IdentityScore]
@@ -62,7 +62,8 @@ def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, poin
                       for side in (data.query, data.gallery))
     scores = analysis.score_queries(distances, query, gallery)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
-    listed = sorted({*worst, *spread(len(data.query), queries - len(worst))})
+    others = sorted({*range(len(data.query))} - {*worst})
+    listed = sorted([*worst, *(others[place] for place in spread(len(others), queries - len(worst)))])
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
     seen = normalise(cfg, chosen[shown])
@@ -77,7 +78,7 @@ def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, poin
 
 def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int, float, bool]]]:
     """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
-    samples = data.gallery.numpy()[nearest.index]
+    samples = data.gallery.numpy()[nearest.sample]
     return [[found for found in zip(*row, strict=True) if found[1] < np.inf]
             for row in zip(samples.tolist(), nearest.distance.tolist(), nearest.is_match.tolist(), strict=True)]
 
@@ -94,12 +95,16 @@ def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
         "rank_lists": [{"query": query, "nearest": [dict(zip(("sample", "distance", "is_match"), one, strict=True))
                                                     for one in nearest]} for query, nearest in found.rank_lists.items()],
         "worst_queries": found.worst,
-        "camera_matrix": {"cameras": found.cameras.cameras,
-                          "mAP": [[known(value) for value in row] for row in found.cameras.mAP.tolist()]},
+        "camera_matrix": {"cameras": found.cameras.cameras, "mAP": camera_rows(found)},
         "identities": [score._asdict() for score in found.identities],
         "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
         "scatter": {"samples": found.points, **{name: places.tolist() for name, places in found.embeddings.items()}},
     }
+
+
+def camera_rows(found: Analysis) -> list[list[float | None]]:
+    """The matrix of cameras, None where it is blank."""
+    return [[known(value) for value in row] for row in found.cameras.mAP.tolist()]
 
 
 def known(value: float) -> float | None:

@@ -14,21 +14,20 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import positive_int
 from demo_sdtps.config.files import atomic_write
-from demo_sdtps.config.printing import printable
+from demo_sdtps.config.printing import Lines, printable
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.engine.evaluation.reports import (
     PATTERN_NAMES,
     Record,
-    case_name,
     distance_name,
     missing_rows,
     options,
     reid_caption,
 )
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.tools.analysis import NEAREST, Analysis, add_limits, analysed_case, known
+from demo_sdtps.tools.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
 from demo_sdtps.tools.draw_tokens import DROPPED, OPACITY, description, kept_patches
 from demo_sdtps.tools.figures import images
 from demo_sdtps.tools.run_records import MEASURES, evaluated
@@ -69,14 +68,14 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        content=content, cfg=cfg, title=printable(Path(cfg.OUTPUT_DIR).resolve().name),
-        caption=printable(reid_caption(cfg, data)), case=case_name(analysed_case(cfg)), pattern=str(cfg.TEST.RETURN_PATTERN),
-        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, measures=MEASURES, found=found,
-        record=found.records[analysed_case(cfg)], untrained=untrained, missing=missing_rows(found.records),
-        failures=int((found.scores.first_match > 1).sum()), data=data, key=exclude_key(cfg), distance=distance_name(cfg),
-        options=options(cfg), sections=SECTIONS, nearest=NEAREST, left_out=left_out(data, found, len(samples), thumbnails),
-        kept_by=printable(kept["description"]) if kept else "", settings=printable_lines(cfg.dump()),
-        style=source("report.css"), scripts=[get_plotlyjs(), *map(source, SCRIPTS)])
+        title=printable(Path(cfg.OUTPUT_DIR).resolve().name), caption=printable(reid_caption(cfg, data)), sections=SECTIONS,
+        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
+        measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
+        missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
+        left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
+        key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
+        settings=Lines(*cfg.dump().splitlines()), content=content, style=source("report.css"),
+        scripts=[get_plotlyjs(), *map(source, SCRIPTS)])
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
@@ -84,10 +83,6 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
 
 def source(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.splitlines()))
 
 
 def shown_samples(data: TestData, found: Analysis) -> list[int]:

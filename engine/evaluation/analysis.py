@@ -45,10 +45,10 @@ class IdentityScore(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """The gallery samples of rank 1, 2, …: `index` (n, k) int64, `distance` (n, k) float32, `is_match` (n, k) bool. Where fewer
-    than k are left, the distance is infinite."""
+    """The gallery samples of rank 1, 2, …, k: `sample` (n, k) int64, `distance` (n, k) float32, `is_match` (n, k) bool. Where
+    fewer are left, the distance is infinite."""
 
-    index: np.ndarray
+    sample: np.ndarray
     distance: np.ndarray
     is_match: np.ndarray
 

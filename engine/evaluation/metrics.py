@@ -17,8 +17,8 @@ PIECE = 8 * 8 * 255
 """Distances of a query that are counted at a time, so that they stay in the processor's cache; a multiple of 8 · 255."""
 FEW = 32  # matches of a query up to which comparing each with every distance is faster than sorting the distances
 
-Rows = Callable[[slice], torch.Tensor]
-"""Distances of some queries to the whole gallery: rows → (q, G)."""
+Rows = Callable[[slice | torch.Tensor], torch.Tensor]
+"""Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
-from demo_sdtps.engine.evaluation.metrics import Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.engine.evaluation.metrics import Ranking, Rows, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
@@ -122,8 +122,8 @@ def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen
     return distance_rows(cfg, features, data)(chosen)
 
 
-def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Callable[[torch.Tensor | slice], torch.Tensor]:
-    """Distances, as they are ranked, of features (samples, D): some queries, as indices or a slice, → (q, G) float32."""
+def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Rows:
+    """Distances, as they are ranked, by features (samples, D)."""
     query, gallery = _query_and_gallery(cfg, features, data)
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
         return k_reciprocal(query, gallery).__getitem__
