@@ -4,7 +4,7 @@
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
 # make lint       ruff and mypy
-# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about two hours)
+# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about half an hour)
 # make setup      the environment .venv; the other targets run it if needed
@@ -15,6 +15,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
+PRETRAIN := --config_file configs/Synthetic/Baseline.yml DATASETS.ROOT_DIR ./data/pretrain INPUT.JOINT_AUGMENTATION True \
+	SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
 TEST_WORKERS ?= auto
@@ -45,6 +47,9 @@ demo-seps: setup
 study: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
+	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
+	$(PY) train_net.py --overwrite $(PRETRAIN)
+	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
 	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 bench: setup
