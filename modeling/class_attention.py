@@ -50,14 +50,14 @@ def _turned(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Te
     return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)
 
 
-def check_class_attention(block: nn.Module, what: str) -> None:
-    """Raise `UserError`, `what` first in the sentence, for a block whose attention this file does not know."""
+def check_class_attention(block: nn.Module, what: str, advice: str = "choose another score or backbone") -> None:
+    """Raise `UserError`, `what` first in the sentence and `advice` last, for a block whose attention is not known here."""
     attention = getattr(block, "attn", None)
     is_known = isinstance(block, (Block, EvaBlock, EvaBlockPostNorm)) \
         and isinstance(attention, (Attention, AttentionRope, EvaAttention))
     if not is_known or getattr(attention, "num_kv_groups", 1) != 1:
         raise UserError(f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
-                        f"({type(block).__name__}) is computed in another way; choose another score or backbone.")
+                        f"({type(block).__name__}) is computed in another way; {advice}.")
 
 
 @torch.no_grad()

@@ -19,10 +19,10 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
          "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 BACKBONE_WIDTH = 64
-SCRIPTS = ("train_net.py", "test_net.py", "tools/export_features.py", "tools/profile_flops.py", "tools/draw_curves.py",
-           "tools/draw_ranks.py", "tools/draw_tokens.py", "tools/make_masks.py", "tools/report.py",
-           "tools/search.py", "tools/selection_quality.py", "tools/slim_curve.py", "tools/analyse.py",
-           "train_seps.py", "test_seps.py")
+SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",
+           "tools/draw_attention.py", "tools/draw_curves.py", "tools/draw_embedding.py", "tools/draw_ranks.py",
+           "tools/draw_tokens.py", "tools/make_masks.py", "tools/report.py", "tools/search.py", "tools/selection_quality.py",
+           "tools/slim_curve.py", "tools/analyse.py", "train_seps.py", "test_seps.py")
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""

@@ -1,13 +1,18 @@
 """Attention rollout, Grad-CAM and the weights of the fusion, against loops with explicit matrices; their command."""
+from functools import partial
+
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from commands import CONFIG, SMALL, checkpoint_file, cli_args_for
 from reference import attention as reference
 from test_backbones import EVA02, REGISTERS
+from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, PATCHES, random_images, tiny_model
 
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.engine.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import draw_attention
@@ -138,6 +143,15 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
     torch.testing.assert_close(torch.stack(list(found.values()), dim=1), shares)
 
 
+def test_rollout_refuses_attention_that_is_computed_in_another_way(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
+    model, (images, cameras) = made("whole")
+    with pytest.raises(UserError, match=r"The method is rollout, which reads .* \(ParallelScalingBlock\) .*; choose gradcam\."):
+        rollout(model, images, cameras)
+    features = torch.randn(2, 3 * model.backbone.width)
+    assert grad_cam(model, images, cameras, similarity_to(model, features, 1, "before")).values["TI"].any()
+
+
 # The command
 
 
@@ -181,9 +195,22 @@ def test_what_is_drawn(drawn, weights):
     assert len(figure.axes) == 2 * 6 and "Grad-CAM" in figure.get_suptitle() and "original" in figure.get_suptitle()
 
 
-def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
-    from demo_sdtps.datasets import read_splits
+@pytest.mark.parametrize("method", draw_attention.METHODS)
+def test_triplets_in_parts_are_drawn_like_all_at_once(tiny_root, monkeypatch, method):
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], *FUSED])
+    torch.manual_seed(0)
+    model, samples = make_model(cfg, 5, CAMERAS).eval(), read_splits(cfg, ("query",))["query"][:3]
+    whole = draw_attention.attention_of(cfg, model, samples, [samples] * 3, method)
+    monkeypatch.setattr(draw_attention, "AT_A_TIME", 2)
+    parts = draw_attention.attention_of(cfg, model, samples, [samples] * 3, method)
+    for one, other in zip(whole[0], parts[0], strict=True):
+        for modality in MODALITIES:
+            torch.testing.assert_close(one[modality], other[modality], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(whole[1].gates, parts[1].gates)
+    torch.testing.assert_close(whole[1].hdm["rt"]["TI"], parts[1].hdm["rt"]["TI"])
 
+
+def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
     cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
     splits = read_splits(cfg, ("query", "gallery"))
     found = draw_attention.matches_of(cfg, splits["query"][0], splits["gallery"])

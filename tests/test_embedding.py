@@ -45,7 +45,7 @@ def test_pca_shows_the_directions_of_the_largest_variance():
 @pytest.mark.parametrize("method", ["pca", pytest.param("tsne", marks=pytest.mark.slow)])
 def test_few_features(method):
     assert project(clusters(seed=3)[0][:4], method, seed=0).shape == (4, 2)
-    with pytest.raises(UserError, match="There are 3 samples, but a scatter plot by .* needs at least 4"):
+    with pytest.raises(UserError, match=r"There are 3 samples, but a scatter plot by .* needs at least 4"):
         project(clusters(seed=3)[0][:3], method, seed=0)
 
 
@@ -59,7 +59,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, me
 
 @pytest.mark.parametrize(("words", "panels", "points"), [
     ([], ["by identity (4)", "by camera (4)"], QUERIES),
-    (["--colour", "camera", "--points", "9", "--return_pattern", "1"], ["by camera (3)"], 9),
+    (["--colour", "camera", "--points", "9", "--return_pattern", "1"], ["by camera (4)"], 9),
 ], ids=["default", "chosen"])
 def test_what_is_drawn(command, monkeypatch, tiny_root, tmp_path, words, panels, points):
     figures, save = [], draw_embedding.save

@@ -15,7 +15,9 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.tools import (
     analyse,
     convert_checkpoint,
+    draw_attention,
     draw_curves,
+    draw_embedding,
     draw_ranks,
     draw_tokens,
     export_features,
@@ -28,6 +30,8 @@ from demo_sdtps.tools import (
 )
 
 EVALUATIONS = {"test_net": (test_net.main, "--json", ".json"), "export_features": (export_features.main, "--output", ".npz"),
+               "draw_attention": (draw_attention.main, "--output", ".png"),
+               "draw_embedding": (draw_embedding.main, "--output", ".png"),
                "draw_ranks": (draw_ranks.main, "--output", ".png"), "draw_tokens": (draw_tokens.main, "--output", ".png"),
                "selection_quality": (selection_quality.main, "--json", ".json"),
                "slim_curve": (slim_curve.main, "--json", ".json"), "slim_curve's image": (slim_curve.main, "--output", ".png"),

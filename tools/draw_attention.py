@@ -6,7 +6,8 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
 from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
@@ -30,8 +32,9 @@ from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.selectors.base import ByModality
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
-METHODS = {"rollout": "attention rollout of the class token", "gradcam": "Grad-CAM towards the similarity with the other "
-           "triplets of the identity"}
+METHODS = {"rollout": "attention rollout of the class token",
+           "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
+AT_A_TIME = 4  # triplets in memory with their gradients
 COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
 HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
 BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across
@@ -72,19 +75,30 @@ def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[S
 def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: Sequence[Sequence[Sample]],
                  method: str) -> tuple[Maps, FusionWeights]:
     """Maps and weights of the samples; `matches` of each are those that Grad-CAM's similarity is with. Raises `UserError`."""
-    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
-    ((seen, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
-    seen, cameras = {modality: image.to(device) for modality, image in seen.items()}, cameras.to(device)
-    if method == "rollout":
-        maps = rollout(model, seen, cameras, missing)
-    else:
-        target = similarity_to(model, class_features(cfg, model, matches).to(device), cfg.TEST.RETURN_PATTERN,
-                               cfg.TEST.NECK_FEAT)
-        maps = grad_cam(model, seen, cameras, target, missing)
-    with torch.no_grad():
-        (context,) = model.encode_cases(seen, cameras, [missing])
-    return maps, fusion_weights(model, context)
+    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
+    loader = DataLoader(dataset, AT_A_TIME, collate_fn=collate)
+    features = [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(AT_A_TIME)
+    parts = []
+    for number, (seen, _, cameras) in enumerate(progress(batches(loader), METHODS[method], len(loader), unit="batch")):
+        inputs = {modality: image.to(device) for modality, image in seen.items()}, cameras.to(device)
+        if method == "rollout":
+            maps = rollout(model, *inputs, missing)
+        else:
+            target = similarity_to(model, features[number], cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT)
+            maps = grad_cam(model, *inputs, target, missing)
+        with torch.no_grad():
+            (context,) = model.encode_cases(*inputs, [missing])
+        parts.append((maps, fusion_weights(model, context)))
+    found, weights = zip(*parts, strict=True)
+    return Maps(*map(joined, zip(*found, strict=True))), FusionWeights(*map(joined, zip(*weights, strict=True)))
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Tensors of the parts of a batch, or mappings with them, as those of the whole; None for None."""
+    if isinstance(parts[0], Mapping):
+        return {name: joined([part[name] for part in parts]) for name in parts[0]}
+    return None if parts[0] is None else torch.cat(list(parts))
 
 
 def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:

@@ -60,7 +60,7 @@ def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     """
     backbone = model.backbone
     for block in backbone.vit.blocks:
-        check_class_attention(block, "--method rollout")
+        check_class_attention(block, "The method is rollout", "choose gradcam")
     context, seen = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, seen[0]
     product = torch.eye(first.values.shape[1], device=first.values.device).repeat(first.values.shape[0], 1, 1)

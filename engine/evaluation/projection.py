@@ -1,4 +1,6 @@
 """Features in two dimensions, for a scatter plot."""
+import warnings
+
 import numpy as np
 
 from demo_sdtps.config import UserError
@@ -36,9 +38,11 @@ def _sklearn(features: np.ndarray, method: str, seed: int) -> np.ndarray:
 
 
 def _umap(features: np.ndarray, method: str, seed: int) -> np.ndarray:
-    try:
-        from umap import UMAP
-    except ImportError:
-        raise UserError("UMAP is computed by umap-learn, which is not installed; pip install '.[umap]'.") from None
-    # A seed and several threads exclude each other.
-    return UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1).fit_transform(features)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on TensorFlow, which is not needed, and on versions of its own dependencies
+        try:
+            from umap import UMAP
+        except ImportError:
+            raise UserError("UMAP is computed by umap-learn, which is not installed; pip install '.[umap]'.") from None
+        # A seed and several threads exclude each other.
+        return UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1).fit_transform(features)

@@ -1,6 +1,6 @@
 """The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
