@@ -2,11 +2,13 @@
 import numpy as np
 import pytest
 import torch
+from commands import ONE_LINE, cli_args_for
 from reference import analysis as plain
 
 from demo_sdtps.engine.evaluation import analysis, metrics
 from demo_sdtps.engine.evaluation.embedding import METHODS, embed
 from demo_sdtps.engine.evaluation.metrics import evaluate_distances
+from demo_sdtps.tools import analyse
 
 PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
 
@@ -109,6 +111,11 @@ def test_distances_that_are_all_zero(case):
     case.distance = torch.zeros_like(case.distance)
     found = analysis.distance_histogram(case.rows, *case.sides)
     assert found.edges[-1] == 1 and found.positives[0] == found.positives.sum() > 0 and found.negatives[1:].sum() == 0
+
+
+def test_nothing_to_write_is_reported(command, tiny_root):
+    code, stdout, stderr = command(analyse.main, *cli_args_for(tiny_root, "--weight", "none.pth"))
+    assert code == 2 and not stdout and stderr.startswith(f"{ONE_LINE}There is nothing to write: give --json X.json")
 
 
 @pytest.mark.slow  # scikit-learn takes seconds to import

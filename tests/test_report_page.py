@@ -10,20 +10,26 @@ import torch
 from commands import BASELINE, CONFIG, EPOCH, ONE_LINE, SMALL, contents
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
+from PIL import Image
+from reference import analysis as plain
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.engine.checkpoint import save_checkpoint
+from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.engine.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import analyse, report
 from demo_sdtps.tools.draw_tokens import kept_patches
+
+pytestmark = pytest.mark.slow
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 NAME = "<b>run & \"so\" 'on'<i>"
 HOSTILE = "<img src=x onerror=document.title='x'>"
 BOUNDS = ("--queries", "25", "--points", "30", "--thumbnails", "31")
 QUERIES, LISTED, POINTS = 32, 25, 30
-COMMAND = "tools/report.py --html needs plotly; install them by pip install -e '.[report]'."
+MISSING = "tools/report.py --html needs plotly; install them by pip install -e '.[report]'."
 
 
 def make_run(folder, root, *opts, config=CONFIG):
@@ -141,9 +147,6 @@ def lists_of(numbers, sign=0):
     return found
 
 
-pytestmark = pytest.mark.slow
-
-
 def test_it_needs_nothing_else(page, made):
     assert page.run("return performance.getEntriesByType('resource').map((one) => one.name.slice(0, 5))"
                     ".filter((name) => name !== 'data:')") == []
@@ -170,6 +173,39 @@ def test_what_is_left_out_is_said(page):
         assert sentence in said
     assert page.run("return DATA.thumbnails.length") == 31
     assert page.run("return figure(31, '').querySelector('.triplet').textContent") == "image left out"
+
+
+def test_the_numbers_are_those_of_plain_loops(made):
+    """Distances of another precision may exchange samples that are all but equally near."""
+    _, numbers, cfg = made
+    model, splits = load_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    features = normalise(cfg, extract_features(cfg, model, data.loader)[0][cfg.TEST.RETURN_PATTERN]).double()
+    distances = torch.cdist(features[data.query], features[data.gallery]).square().tolist()
+    sides = (data.query, data.gallery)
+    ids, cameras = ([data.labels(name, side).tolist() for side in sides] for name in ("identity", "camera"))
+    assert [sample["paths"] for sample in numbers["samples"]] == [list(sample.paths) for sample in data.samples]
+    rankings = plain.rankings(distances, ids, cameras)
+    averages = [plain.average_precision(one) for one in rankings]
+    assert [query["average_precision"] for query in numbers["queries"]] == pytest.approx(averages, abs=0.09)
+    assert np.mean(averages) == pytest.approx(numbers["cases"]["nothing"]["3"]["mAP"], abs=0.005)
+    assert numbers["worst_queries"][0] in np.argsort(averages)[:3]
+    for rank_list in numbers["rank_lists"]:
+        wanted = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
+        assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+        assert all(one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]]) for one in rank_list["nearest"])
+    every, matrix = plain.camera_matrix(distances, ids, cameras, cameras)
+    assert numbers["camera_matrix"]["cameras"] == every
+    for found, row in zip(numbers["camera_matrix"]["mAP"], matrix, strict=True):
+        assert found == [value if value is None else pytest.approx(value, abs=0.02) for value in row]
+    counts = plain.histogram(distances, ids, cameras, numbers["distances"]["edges"])
+    assert [numbers["distances"][name] for name in ("positives", "negatives")] == [pytest.approx(one, abs=1) for one in counts]
+
+
+def test_the_numbers_are_drawn(made):
+    with Image.open(made[0].parent.parent / "x.png") as image:
+        pixels = np.asarray(image.convert("L"), dtype=np.float32)
+    assert min(part.std() for row in np.array_split(pixels, 3) for part in np.array_split(row, 4, axis=1)) > 10
 
 
 def test_tables(page, made):
@@ -351,7 +387,7 @@ def test_every_control_is_reached_by_the_keyboard(page):
 def test_a_missing_library_is_named(command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "plotly", None)
     code, stdout, stderr = command(report.main, "--config_file", CONFIG, "OUTPUT_DIR", tmp_path, "--html", tmp_path / "x.html")
-    assert code == 2 and not stdout and stderr == f"{ONE_LINE}{COMMAND}\n" and contents(tmp_path) == {}
+    assert code == 2 and not stdout and stderr == f"{ONE_LINE}{MISSING}\n" and contents(tmp_path) == {}
 
 
 OTHERS = {

@@ -3,7 +3,6 @@ import argparse
 import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,9 @@ SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixe
 def add_page_limits(parser: argparse.ArgumentParser) -> None:
     """Add the flags that bound the page."""
     add_limits(parser, "the page")
-    parser.add_argument("--thumbnails", type=positive_int, default=1500, metavar="N",
-                        help="triplets whose images are in the page, at about 5 kB each: those of the rank lists first "
-                             "(default: 1500)")
+    parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
+                        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
+                             "their rank lists, from the lowest AP on (default: 1200)")
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
@@ -86,10 +85,11 @@ def source(name: str) -> str:
 
 
 def shown_samples(data: TestData, found: Analysis) -> list[int]:
-    """Indices of the samples in the page, the most needed first: queries, the worst first, their nearest by rank, points."""
-    queries = [*found.worst, *(query for query in found.rank_lists if query not in set(found.worst))]
-    by_rank = zip_longest(*(found.rank_lists[query] for query in queries))
-    nearest = (one[0] for one in chain.from_iterable(by_rank) if one)
+    """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
+    precision first, and the points."""
+    order = found.scores.average_precision.argsort(kind="stable").tolist()
+    queries = [query for query in order if query in found.rank_lists]
+    nearest = [sample for query in queries for sample, *_ in found.rank_lists[query]]
     return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *found.points]))
 
 
