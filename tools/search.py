@@ -25,13 +25,12 @@ from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
 from demo_sdtps.engine.extractor import make_extractor
 from demo_sdtps.engine.load import prepare_evaluation
-from demo_sdtps.engine.search.approximate import FLAT, KINDS, candidates, check_size, recall
+from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
 from demo_sdtps.engine.search.gallery import Changes, extraction, open_index, origin_of, update
-from demo_sdtps.engine.search.nearest import Hits, among, nearest, reranked
+from demo_sdtps.engine.search.nearest import Hits, nearest, reranked
 from demo_sdtps.engine.search.store import LOCK, Index
 
-TOP, LEAST, PER_HIT = 10, 100, 10  # hits by default; candidates of an approximate index, at least and per hit
-SAMPLE = 100  # queries by which recall is measured
+TOP = 10
 PRINTED = 5  # queries whose hits are printed
 COLUMNS = ("query", "rank", "gallery", "distance")
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
@@ -90,7 +89,7 @@ def main() -> None:
     found = [[by_name[names[row]] for row in rows] for rows in hits.rows]
     if arguments.csv:
         write_csv(arguments.csv, queries, found, hits.distances)
-        print_lines(f"Wrote {hits.rows.size} hits of {len(queries)} queries to {arguments.csv}")
+        print_lines(f"Wrote {arguments.csv}, hits: {hits.rows.size}")
     if arguments.output:
         from demo_sdtps.tools.search_page import write_page
 
@@ -124,16 +123,11 @@ def report(index: Index, changes: Changes) -> str:
 
 
 def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
-    """The `top` nearest of each query; of an approximate index, with its recall printed."""
-    gallery, names = index.features(), index.names
+    """The `top` nearest of each query; the recall of an approximate index is printed."""
     if kind == FLAT:
-        return nearest(features, gallery, names, top)
-    count = min(len(gallery), max(LEAST, PER_HIT * top))
-    hits = among(features, gallery, names, top, candidates(index, kind), count)
-    sample = np.unique(np.linspace(0, len(features) - 1, min(SAMPLE, len(features))).round().astype(int))
-    exact = nearest(features[sample], gallery, names, top)
-    share = recall(Hits(*(part[sample] for part in hits)), exact)
-    print_lines(f"{kind}: recall@{top} {share:.3f} against exact search, by {len(sample)} of {len(features)} queries")
+        return nearest(features, index.features(), index.names, top)
+    hits, told = approximate(index, kind, features, top)
+    print_lines(told)
     return hits
 
 
@@ -155,7 +149,7 @@ def table(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distan
         lines += ["", query.file, *(f"{rank:6}  {distance:8.4f}  {hit.file}"
                                     for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))]
     left = len(queries) - PRINTED
-    return [*lines, "", f"… and {left} queries more: give --csv or --output for all"] if left > 0 else lines
+    return [*lines, "", f"… queries left out: {left}; --csv and --output write all"] if left > 0 else lines
 
 
 if __name__ == "__main__":

@@ -36,9 +36,8 @@ def write_page(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[
             break
         rows.append(row)
     is_whole = len(rows) == len(queries) and most == len(found[0])
-    shown = (f"{len(queries)} queries, each with its {most} nearest" if is_whole else
-             f"{len(rows)} of {len(queries)} queries, each with {most} of its {len(found[0])} nearest, as the page is limited; "
-             "--csv writes all")
+    shown = (f"queries: {len(queries)}, hits of each: {most}" if is_whole else
+             f"queries: {len(rows)} of {len(queries)}, hits of each: {most} of {len(found[0])}; the page is limited, --csv is not")
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
     page = template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=MODALITIES)
     with atomic_write(path) as temporary:

@@ -7,7 +7,7 @@ import numpy as np
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.search.nearest import Hits
+from demo_sdtps.engine.search.nearest import Hits, among, nearest
 from demo_sdtps.engine.search.stack import Stack
 from demo_sdtps.engine.search.store import FAISS, Index, new_name
 
@@ -18,7 +18,25 @@ PER_LIST = 64  # samples for the training, per list
 PROBES = 64  # lists that are searched
 NEIGHBOURS, BREADTH = 32, 100  # of HNSW: of a node, and candidates while it is built
 MOST_DEAD = 0.1  # share of removed samples up to which an index is kept
+LEAST, PER_HIT = 100, 10  # candidates, at least and per hit
+SAMPLE = 100  # queries by which recall is measured, at most
 GROWTH = 16  # the number of samples over the square of the lists from which IVF-PQ is trained anew; at first it is 1 to 4
+
+
+def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple[Hits, str]:
+    """`nearest` among candidates of an approximate index, and a line on its recall.
+
+    Recall is measured by some of the queries (Q, D) when the approximate index was written, and by more when there are more:
+    it takes an exact search. It is kept in the index. Raises `UserError` where that cannot be written.
+    """
+    gallery, names = index.features(), index.names
+    found = among(queries, gallery, names, top, candidates(index, kind), min(len(gallery), max(LEAST, PER_HIT * top)))
+    sample = np.unique(np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int))
+    if len(sample) > index.recall.get(kind, (0,))[0]:
+        share = recall(Hits(*(part[sample] for part in found)), nearest(queries[sample], gallery, names, top))
+        index.recall[kind] = len(sample), f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"
+        index.commit()
+    return found, f"{kind}: {index.recall[kind][1]}"
 
 
 def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarray]:
@@ -35,6 +53,7 @@ def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarra
     if not done.all():
         extend(found, gallery, numbers, ~done)
         index.faiss[kind] = new_name(kind, FAISS)
+        index.recall.pop(kind, None)
         with index.writing(index.faiss[kind]) as path:
             _write(found, str(path))
         index.commit()

@@ -45,7 +45,8 @@ class Part:
 @dataclass
 class Index:
     """An index in `folder`; `origin` is what its features depend on, `gallery` the folder of the images, `next` the number of
-    the next triplet, `faiss` the file name of each kind of approximate index (approximate.py), `digests` those of all files."""
+    the next triplet, `faiss` the file name of each kind of approximate index (approximate.py), `digests` those of all files,
+    `recall` what was measured of each kind: by how many queries, and a text."""
 
     folder: Path
     origin: dict[str, Any]
@@ -54,6 +55,7 @@ class Index:
     parts: list[Part] = field(default_factory=list)
     faiss: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    recall: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(part.names) for part in self.parts)
@@ -98,7 +100,8 @@ class Index:
         named = {part.stem + suffix for part in self.parts for suffix in (FEATURES, FILES)} | set(self.faiss.values())
         self.digests = {name: digest for name, digest in self.digests.items() if name in named}
         content = {"format": FORMAT, "origin": self.origin, "gallery": self.gallery, "next": self.next,
-                   "parts": [part.stem for part in self.parts], "faiss": self.faiss, "digests": self.digests}
+                   "parts": [part.stem for part in self.parts], "faiss": self.faiss, "digests": self.digests,
+                   "recall": self.recall}
         write_json(self.folder / MANIFEST, {"digest": _digest(content), **content})
         for path in self.folder.iterdir():
             if OWN.fullmatch(path.name) and path.name not in named:
@@ -129,7 +132,8 @@ def read_index(folder: Path) -> Index | None:
         raise UserError(f"The index {folder} is of version {content['format']}, but this program writes version {FORMAT}; "
                         f"{REBUILD}.")
     parts = [Part(stem, [], [], []) for stem in content["parts"]]
-    return Index(folder, content["origin"], content["gallery"], content["next"], parts, content["faiss"], content["digests"])
+    return Index(folder, content["origin"], content["gallery"], content["next"], parts,
+                 *(content[name] for name in ("faiss", "digests", "recall")))
 
 
 def check_files(index: Index, kind: str) -> None:
