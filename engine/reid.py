@@ -16,8 +16,8 @@ from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.engine.run.data import Fingerprint
 from demo_sdtps.engine.runtime import autocast
-from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
+from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 

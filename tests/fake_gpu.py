@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 GPU = torch.device("cuda", 0)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)

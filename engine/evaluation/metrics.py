@@ -161,7 +161,10 @@ def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match
     last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
-    within = _within_on_gpu(distance, limits, matches) if distance.is_cuda else _within(_on_cpu(distance), limits, matches, pool)
+    if distance.is_cuda:
+        within = _within_on_gpu(distance, limits, matches)
+    else:
+        within = _within(_on_cpu(distance), limits, matches, pool)
     return within - not_farther[match] + _numbered(matches)
 
 
