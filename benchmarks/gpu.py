@@ -1,4 +1,4 @@
-"""Rows of tools/gpu_check.py: DeMo's plain formulation beside ours in the same precision, on the configuration's device."""
+"""Rows of tools/gpu_check.py: DeMo's plain formulation beside ours in the same precision, on a GPU if there is one."""
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,7 +45,7 @@ def graph_rows(quick: bool) -> Iterator[Row]:
         sides = Sides(configuration(), batch)
         plain = partial(sides.infer, sides.ours)
         with inference(sides.ours, torch.bfloat16):
-            works = {"reference": plain, "ours": captured(plain)}
+            works: Work = {"reference": plain, "ours": captured(plain)}
             yield speed_row(f"CUDA graph beside kernels one by one, bfloat16, {batch} triplets",
                             in_turns("CUDA graph", works, 10, sides.device))
             eager = in_turns("eager", {"reference": plain}, 5, sides.device)

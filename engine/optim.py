@@ -45,11 +45,8 @@ def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """SGD without momentum over the centers at SOLVER.CENTER_LR."""
-    # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient. On a GPU the
-    # fused update leaves it to the device whether a GradScaler skips the step.
-    is_on_gpu = next(center_losses.parameters()).is_cuda
-    return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT,
-                           fused=True if is_on_gpu else None)
+    # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
+    return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:

@@ -133,8 +133,8 @@ def set_seed(seed: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward
-        # A kernel for every new tensor, and nothing reads it; mypy does not see that the module is a class.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        # A kernel for every new tensor, which nothing reads before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its class
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Check and measure the project on a GPU: python tools/gpu_check.py [--only PART …] [--json X.json]
 
-It runs with any interpreter that has PyTorch and torchvision; what else it lacks comes from the folder bundle (tools/bundle.py).
+It runs with any interpreter that has PyTorch and torchvision; other packages may come from a folder (tools/bundle.py).
 """
 import sys
 from pathlib import Path
@@ -8,9 +8,9 @@ from pathlib import Path
 if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script
-    from demo_sdtps.tools import bundle
+    import demo_sdtps.tools.bundle
 
-    bundle.use()
+    demo_sdtps.tools.bundle.use()
 
 import argparse
 import logging
@@ -21,26 +21,74 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import torch
 
+from demo_sdtps.benchmarks.gpu import decoding_rows, graph_rows, same_precision_rows
+from demo_sdtps.benchmarks.model import evaluation_rows
+from demo_sdtps.benchmarks.ranking import ranking_speed_rows, reranking_speed_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.run import about, headline
+from demo_sdtps.benchmarks.seps import seps_speed_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.runtime import choose_device
-from demo_sdtps.tools import bundle  # noqa: F811 (also where this file is not run)
-from demo_sdtps.tools.gpu_checks import FAILED, PARTS, SKIPPED, Found, Place, make_data
+from demo_sdtps.tools import bundle
+from demo_sdtps.tools import gpu_checks as checks
+from demo_sdtps.tools.gpu_checks import FAILED, SKIPPED, Found, Place
 
 NOT_RUN = "not run"
 LOG = "log.txt"
+
+class Part(NamedTuple):
+    """A part: what it is about, and a function that yields what it finds."""
+
+    about: str
+    work: Callable[[Place], Iterable[Found | Row]]
+    needs: tuple[str, ...] = ()  # modules beyond those without which nothing runs
+
+
+def ranking(place: Place) -> Iterator[Row]:
+    yield from ranking_speed_rows(place.quick, 1, place.device)
+    yield from reranking_speed_rows(place.quick, 1, place.device)
+
+
+def graphs(place: Place) -> Iterator[Found | Row]:
+    if place.device.type == "cuda":
+        yield from graph_rows(place.quick)
+    else:
+        yield Found("CUDA graph", given=SKIPPED, note="needs a GPU")
+
+
+PARTS = {
+    "golden": Part("the reference systems' numbers in float32, at the tests' tolerances", checks.golden, ("pytest",)),
+    "precision": Part("training in float32, bfloat16 and float16 stays finite", checks.precisions),
+    "attention": Part("fused attention equals plain", checks.attention),
+    "repeat": Part("two runs of one seed are equal to the last bit", checks.repeated),
+    "loss": Part("a loss that is not a number is noticed", checks.losses),
+    "waiting": Part("a training step and evaluation's loop do not wait for the GPU", checks.waits),
+    "memory": Part("training does not collect memory", checks.memory),
+    "processes": Part("several processes train like one (NCCL on GPUs, gloo on a CPU)", checks.processes),
+    "resume": Part("a killed run goes on to the last bit", checks.resumed, ("tensorboard",)),
+    "compile": Part("compiled blocks equal others", checks.compiled),
+    "model": Part("speed of inference and training beside DeMo's plain formulation, in the same precision",
+                  lambda place: same_precision_rows(place.quick)),
+    "graph": Part("speed of a CUDA graph and of compiled blocks", graphs),
+    "evaluation": Part("speed of the evaluation of an epoch beside the plain formulation",
+                       lambda place: evaluation_rows(place.quick, *(() if place.quick else (16, 64)))),
+    "ranking": Part("speed of mAP, CMC and re-ranking beside loops on the CPU", ranking),
+    "seps": Part("speed of SEPS beside a loop over the captions", lambda place: seps_speed_rows(place.quick, place.device)),
+    "decoding": Part("triplets that the cores decode in a second", lambda place: decoding_rows(place.quick)),
+}
+"""In the order in which they run: what must hold before what is measured."""
 
 
 def main() -> None:
@@ -55,8 +103,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
     parser.add_argument("--minutes", type=positive_int, default=8, metavar="N",
                         help="time limit: what has not ended by then is stopped, and the rest is not run (default: 8)")
-    parser.add_argument("--bundle", type=Path, metavar="DIR", help="copy the pure Python packages that the checks need from this "
-                        "environment into a new folder, and do nothing else; for a machine without a package index")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="copy the packages of pure Python that the checks need from "
+                        "this environment into a new folder, for a machine without a package index, and end")
     add_output(parser, "--json", ".json", help="write the results as JSON too")
     arguments = parser.parse_args()
     if arguments.bundle:
@@ -69,18 +117,20 @@ def main() -> None:
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the benchmarks choose a GPU where they see one
+    # Python tells what a process that was killed has left.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     started = time.monotonic()
     parts = [part for part in PARTS if part in arguments.only or not arguments.only]
     with tempfile.TemporaryDirectory() as folder:
         place = Place(device, arguments.quick, Path(folder))
-        make_data(place.folder)
-        checks, rows = check(place, parts, started + 60 * arguments.minutes)
-    record = about(device, arguments.quick) | {"seconds": time.monotonic() - started, "checks": checks,
+        checks.make_data(place.folder)
+        results, rows = check(place, parts, started + 60 * arguments.minutes)
+    record = about(device, arguments.quick) | {"seconds": time.monotonic() - started, "checks": results,
                                                "rows": [row._asdict() for row in rows]}
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(*report(record).splitlines())
-    if any(one["result"] == FAILED for one in checks):
+    if any(one["result"] == FAILED for one in results):
         sys.exit(1)
 
 
@@ -115,10 +165,10 @@ def check(place: Place, parts: Sequence[str], deadline: float) -> tuple[list[dic
     finally:
         if worker:
             worker.end()
-    checks = [{"part": part, "what": one.what, "result": one.result, "figure": finite(one.figure), "limit": one.limit,
+    results = [{"part": part, "what": one.what, "result": one.result, "figure": finite(one.figure), "limit": one.limit,
                "unit": one.unit, "note": one.note, "seconds": seconds}
               for part, one, seconds in found if isinstance(one, Found)]
-    return checks, [one for _, one, _ in found if isinstance(one, Row)]
+    return results, [one for _, one, _ in found if isinstance(one, Row)]
 
 
 def finite(figure: float | None) -> float | None:
@@ -157,8 +207,10 @@ class Worker:
         """End the process, at once where it has not done so after `patience` seconds, and those that a part has started."""
         self.connection.close()
         self.process.join(patience)
+        assert self.process.pid
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # before `serve` there is no such group
         self.process.join()
 
 
