@@ -37,7 +37,7 @@ def write_page(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[
         rows.append(row)
     is_whole = len(rows) == len(queries) and most == len(found[0])
     shown = (f"queries: {len(queries)}, hits of each: {most}" if is_whole else
-             f"queries: {len(rows)} of {len(queries)}, hits of each: {most} of {len(found[0])}; the page is limited, --csv is not")
+             f"queries: {len(rows)} of {len(queries)}, hits of each: {most} of {len(found[0])}; --csv has all")
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
     page = template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=MODALITIES)
     with atomic_write(path) as temporary:
