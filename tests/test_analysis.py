@@ -120,7 +120,7 @@ def test_nothing_to_write_is_reported(command, tiny_root):
 
 @pytest.mark.slow  # scikit-learn takes seconds to import
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("shape", [(2, 5), (3, 1), (40, 6), (41, 100)])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 5), (3, 1), (40, 6), (41, 100)])
 def test_features_in_two_dimensions(method, shape):
     features = torch.randn(shape)
     found = embed(features, method, seed=3)

@@ -42,9 +42,9 @@ def main() -> None:
                               for name in (IMAGE, "ranks.png", "tokens.png"))
     records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
+    case = analysed_case(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    case = analysed_case(cfg)
     cases = CASES if arguments.html else {case: CASES[case]}
     by_case = dict(zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True))
     features = by_case[case]

@@ -8,7 +8,7 @@ REDUCED = 50  # principal components that t-SNE sees: the others are noise to it
 
 
 def embed(features: torch.Tensor, method: str, seed: int) -> np.ndarray:
-    """features (n, D), n at least 2 → (n, 2) float32 by a method of `METHODS`; zeros where all features are equal.
+    """features (n, D) → (n, 2) float32 by a method of `METHODS`; zeros where all features are equal.
 
     The same seed gives the same result on the same machine.
     """

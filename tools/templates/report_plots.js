@@ -48,7 +48,7 @@ plot("identity-plot", () => [[{
   type: "bar", x: DATA.identities.map((one) => `${one.identity}`), y: DATA.identities.map((one) => 100 * one.mAP),
   customdata: DATA.identities.map((one) => one.queries), marker: { color: colour("accent") },
   hovertemplate: "id %{x}: %{y:.1f} %, %{customdata} queries<extra></extra>",
-}], layout("identity", "mAP, %", { xaxis: axis("identity", { type: "category", nticks: Math.floor(byId("identity-plot").clientWidth / 30) }), yaxis: axis("mAP, %", { range: [0, 100] }) })]);
+}], layout("identity", "mAP, %", { xaxis: axis("identity", { type: "category", nticks: Math.floor(byId("identity-plot").clientWidth / 24) }), yaxis: axis("mAP, %", { range: [0, 100] }) })]);
 
 plot("distance-plot", () => {
   const { edges, ...kinds } = DATA.distances;
