@@ -120,7 +120,8 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
     assert page.count("data:image/jpeg;base64,") + page.count('class="missing"') == 3 * 2 * (1 + 3)
     monkeypatch.setattr(search_page, "MOST_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
-    assert "queries: 1 of 2, hits of each: 2 of 3" in searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    told = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in told
 
 
 def test_without_a_file_to_write_the_hits_are_printed(searched, monkeypatch):

@@ -35,9 +35,9 @@ def write_page(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[
         if rows and size > MOST_BYTES:
             break
         rows.append(row)
-    is_whole = len(rows) == len(queries) and most == len(found[0])
-    shown = (f"queries: {len(queries)}, hits of each: {most}" if is_whole else
-             f"queries: {len(rows)} of {len(queries)}, hits of each: {most} of {len(found[0])}; --csv has all")
+    shown = f"queries: {len(queries)}, hits of each: {len(found[0])}"
+    if len(rows) < len(queries) or most < len(found[0]):
+        shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
     page = template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=MODALITIES)
     with atomic_write(path) as temporary:
