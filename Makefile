@@ -37,6 +37,7 @@ $(INSTALLED): setup.py constraints.txt
 demo: setup
 	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
+	$(PY) tools/report.py --overwrite --run runs/demo
 	$(PY) tools/report.py --overwrite --run runs/demo --html runs/demo/report.html
 
 demo-seps: setup

@@ -1,7 +1,8 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
         """
-        if pattern not in RETURN_PATTERNS:
+        if isinstance(pattern, bool) or pattern not in RETURN_PATTERNS:
             raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
         triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})
         cameras = self._cameras(camera, len(triplets))
@@ -111,7 +112,11 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the camera of `mean_camera`."""
-        found = [camera] * count if camera is None or isinstance(camera, int) else list(camera)
+        is_one = camera is None or isinstance(camera, (Integral, str))
+        found: list[Any] = [camera] * count if is_one else list(camera)  # type: ignore[arg-type]
+        for label in found:
+            if label is not None and (isinstance(label, bool) or not isinstance(label, Integral)):
+                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0, or None for any other camera.")
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
         for label in found:
@@ -162,6 +167,8 @@ def _as_list(items: Items) -> list[Item]:
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
     is_single = isinstance(items, (np.ndarray, torch.Tensor)) and items.ndim < 4
+    if not is_single and not isinstance(items, Iterable):
+        raise UserError(f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them.")
     return [items] if is_single else list(items)
 
 

@@ -120,6 +120,10 @@ BAD = {
     "unknown camera": (lambda files: files | {"camera": 4}, ["camera is 4", "0 to 3"]),
     "too few cameras": (lambda files: files | {"camera": [0, 1]}, ["2 cameras", f"{SHOWN} triplets"]),
     "unknown pattern": (lambda files: files | {"pattern": 4}, ["pattern is 4", "1 (original)"]),
+    "a camera that is a word": (lambda files: {"rgb": files["rgb"], "camera": "0"}, ["'0'", "whole number"]),
+    "a camera between two": (lambda files: {"rgb": files["rgb"][:1], "camera": [0.5]}, ["0.5", "whole number"]),
+    "a number as image": (lambda files: {"rgb": 5}, ["5 is no image"]),
+    "a pattern that is true": (lambda files: {"rgb": files["rgb"], "pattern": True}, ["return pattern is True"]),
 }
 
 
@@ -128,6 +132,12 @@ def test_what_cannot_be_used_is_told(reid, files, given, said):
     with pytest.raises(UserError) as error:
         reid.features(**given(files))
     assert all(part in str(error.value) for part in said), error.value
+
+
+def test_cameras_may_be_numbers_of_numpy(reid, files):
+    cameras = np.array(cameras_of(files))
+    assert np.array_equal(reid.features(**files, camera=cameras), reid.features(**files, camera=cameras.tolist()))
+    assert np.array_equal(reid.features(**files, camera=np.int64(1)), reid.features(**files, camera=1))
 
 
 def test_a_score_that_reads_masks_is_refused(trained):

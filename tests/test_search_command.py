@@ -184,7 +184,7 @@ BAD = {
     "an output that exists": (lambda place: (place / "hits.csv").touch(), ["--csv", "hits.csv"], "hits.csv already exists"),
     "an output in the gallery": (None, ["--csv", "gallery/hits.csv"], "lies in gallery, which this command reads"),
     "an output in no folder": (lambda place: (place / "file").touch(), ["--csv", "file/hits.csv"], "in a folder that can be"),
-    "an index in the gallery": (None, ["--index", "gallery/index"], "index gallery/index lies in gallery, which this command"),
+    "an index in the gallery": (None, ["--index", "gallery/index"], "index gallery/index (--index) lies in gallery, which"),
     "an index of other files": (lambda place: (place / "mine").mkdir() or (place / "mine" / "x").touch(), ["--index", "mine"],
                                 "index mine is no folder of an index"),
     "an index in no folder": (lambda place: (place / "file").touch(), ["--index", "file/index"], "index file/index"),
@@ -201,7 +201,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(searched, place, make,
     assert contents(place) == before
 
 
-def test_an_index_of_other_weights_is_refused_and_made_anew_with_overwrite(searched, weights, place, tiny_root):
+def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(searched, weights, place, tiny_root):
     searched("--index", "kept", "--top", "2")
     before = contents(place)
     other = checkpoint_file(place.parent / f"{place.name}.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), classes=7)
@@ -209,9 +209,9 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_overwrite(searc
                         (("--return_pattern", "1"), "made with return pattern 3, not 1"),
                         (("INPUT.PIXEL_MEAN", "[0,0,0]"), "made with INPUT.PIXEL_MEAN [0.5, 0.5, 0.5], not [0, 0, 0]")):
         code, stdout, stderr = searched("--index", "kept", *words)
-        assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and "--overwrite" in stderr and not stdout
+        assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and "--rebuild" in stderr and not stdout
         assert contents(place) == before
-    code, stdout, stderr = searched("--index", "kept", "--weight", other, "--overwrite")
+    code, stdout, stderr = searched("--index", "kept", "--weight", other, "--rebuild")
     assert code == 0 and "Index kept: 5 triplets (5 new)" in stdout, stderr
 
 

@@ -53,8 +53,8 @@ def paint(folder, name, seed, modalities=("RGB",)):
         Image.fromarray(pixels).save(folder / modality / f"{name}.png")
 
 
-def opened(place, kind="flat", overwrite=False, origin=ORIGIN):
-    return open_index(place / "index", place / "gallery", origin, kind, overwrite)
+def opened(place, kind="flat", rebuild=False, origin=ORIGIN):
+    return open_index(place / "index", place / "gallery", origin, kind, rebuild)
 
 
 def updated(place, extract=None):
@@ -168,9 +168,9 @@ def test_damage_to_any_file_is_refused_by_name(place, damage):
             with pytest.raises(UserError) as error:
                 opened(place, "hnsw")
             said = "is missing" if damage is Path.unlink else "is damaged"
-            assert f"The file {path} of the index {said}" in str(error.value) and "--overwrite" in str(error.value)
+            assert f"The file {path} of the index {said}" in str(error.value) and "--rebuild" in str(error.value)
             # The old one stays until the new one is written.
-            assert len(opened(place, "hnsw", overwrite=True)) == 0 and (index.folder / "index.json").exists()
+            assert len(opened(place, "hnsw", rebuild=True)) == 0 and (index.folder / "index.json").exists()
         path.write_bytes(whole[name])
     assert len(opened(place, "hnsw")) == 13
 
@@ -178,7 +178,7 @@ def test_damage_to_any_file_is_refused_by_name(place, damage):
 def test_an_index_that_is_replaced_leaves_no_file(place):
     index, _ = updated(place)
     flip(index.folder / (index.parts[0].stem + ".npy"))
-    fresh = opened(place, overwrite=True)
+    fresh = opened(place, rebuild=True)
     update(fresh, read_folder(place / "gallery"), Colours())
     assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + 2 * len(fresh.parts)
 
@@ -190,26 +190,26 @@ def test_an_index_of_other_features_is_refused(place, key, value, said):
     updated(place)
     with pytest.raises(UserError) as error:
         opened(place, origin={**ORIGIN, key: value})
-    assert f"was made with {said}" in str(error.value) and "--overwrite" in str(error.value)
-    assert len(opened(place, origin={**ORIGIN, key: value}, overwrite=True)) == 0
+    assert f"was made with {said}" in str(error.value) and "--rebuild" in str(error.value)
+    assert len(opened(place, origin={**ORIGIN, key: value}, rebuild=True)) == 0
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     index, _ = updated(place)
     paint(place / "other", "00", 0)
-    with pytest.raises(UserError, match=r"is of the gallery .*gallery, not of .*other; pass --overwrite"):
+    with pytest.raises(UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"):
         open_index(index.folder, place / "other", ORIGIN, "flat", False)
     os.rename(place / "gallery", place / "moved")
     index = open_index(index.folder, place / "moved", ORIGIN, "flat", False)
     assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_of_other_files_is_no_index(place, overwrite):
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_a_folder_of_other_files_is_no_index(place, rebuild):
     with pytest.raises(UserError, match="is no folder of an index, but has other files"):
-        open_index(place / "gallery", place / "gallery", ORIGIN, "flat", overwrite)
+        open_index(place / "gallery", place / "gallery", ORIGIN, "flat", rebuild)
     with pytest.raises(UserError, match="is no folder of an index"):
-        open_index(place / "gallery" / "RGB" / "00.png", place / "gallery", ORIGIN, "flat", overwrite)
+        open_index(place / "gallery" / "RGB" / "00.png", place / "gallery", ORIGIN, "flat", rebuild)
 
 
 def test_an_index_of_another_version_is_refused(place, monkeypatch):

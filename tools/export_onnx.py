@@ -128,6 +128,10 @@ def main() -> None:
     with mean_camera(extractor.model.backbone), atomic_write(arguments.output) as temporary:
         write_onnx(extractor, temporary)
         rows = check_onnx(extractor, temporary)
+        if 4 * sum(row["beyond"] for row in rows) > sum(BATCHES):  # ties of the selection alone are rare
+            raise UserError(f"The ONNX model differs from torch by more than {TOLERANCE} on "
+                            f"{sum(row['beyond'] for row in rows)} of {sum(BATCHES)} random triplets, so it is not written; "
+                            "try other versions of torch, onnxscript and onnxruntime.")
     beyond = f"images beyond {TOLERANCE}"
     size = arguments.output.stat().st_size / 2**20
     print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}  {'torch':>9}  {'ONNX Runtime':>12}  {'speed':>6}", *(

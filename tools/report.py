@@ -29,7 +29,7 @@ from demo_sdtps.tools.report_page import PACKAGES, add_page_limits, write_page
 def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
-                           "a page as well, with rank lists to filter (docs/report.md).",
+                           "a page instead of the images, with rank lists to filter (docs/report.md).",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config,
                                                      data_folders))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
@@ -38,8 +38,9 @@ def main() -> None:
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
-    curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
-                              for name in (IMAGE, "ranks.png", "tokens.png"))
+    if not arguments.html:
+        curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
+                                 for name in (IMAGE, "ranks.png", "tokens.png"))
     records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     case = analysed_case(cfg)
@@ -50,17 +51,17 @@ def main() -> None:
     features = by_case[case]
     # Scored here rather than read from the records, so that table and images show the same weights.
     record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
-    drawn = {"training curves": draw_curves(records, curves),
-             "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
-    if model.selector or model.slimming:
-        drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
-
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
-        drawn["page"] = write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails)
+        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails)}
+    else:
+        drawn = {"training curves": draw_curves(records, curves),
+                 "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
+        if model.selector or model.slimming:
+            drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
     print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
                 *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 

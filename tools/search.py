@@ -56,7 +56,9 @@ def main() -> None:
     add_output(parser, "--csv", ".csv", help=f"write the columns {','.join(COLUMNS)}; files are the first of their triplets")
     parser.add_argument("--index", type=Path, metavar="DIR",
                         help="folder of the gallery's index (default: one below runs/search for each gallery); an index of "
-                             "other weights, keys or images, or a damaged one, is replaced with --overwrite only")
+                             "other weights, keys or images, or a damaged one, is replaced with --rebuild only")
+    parser.add_argument("--rebuild", action="store_true", help="make an index anew that is damaged, or of other weights, keys "
+                        "or images: all features of the gallery are extracted again")
     parser.add_argument("--index_type", choices=(FLAT, *KINDS), default=FLAT,
                         help="flat: exact; ivfpq, hnsw: approximate and faster for millions of images, with the recall against "
                              "exact search told (default: flat)")
@@ -74,10 +76,10 @@ def main() -> None:
         logger.warning("%s", warning)
     top, deepest = depths(arguments, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
-    check_apart(f"The index {folder}", folder, [*places, cfg.TEST.WEIGHT])
+    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     with locked(folder / LOCK, f"The index {folder}"):
         origin = origin_of(cfg, arguments.return_pattern)
-        index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.overwrite)
+        index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
         extract = extraction(make_extractor(cfg), arguments.return_pattern)
         features = extract(queries)  # before the gallery, which may take hours
         print_lines(report(index, update(index, gallery, extract)))

@@ -47,10 +47,10 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     return json.loads(json.dumps({WEIGHTS: sha256(cfg.TEST.WEIGHT), "return pattern": pattern, **used}))
 
 
-def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, overwrite: bool) -> Index:
+def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, rebuild: bool) -> Index:
     """The index in a folder, its files checked (`check_files`), or a new one.
 
-    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration; with `overwrite` it is a new
+    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration; with `rebuild` it is a new
     one, which replaces the other with its first `commit`.
     """
     try:
@@ -59,7 +59,7 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, o
             _check_fits(index, gallery, origin)
             check_files(index, kind)
     except UserError:
-        if not overwrite or not (folder / MANIFEST).exists():
+        if not rebuild or not (folder / MANIFEST).exists():
             raise
         index = None
     return Index(folder, origin, str(gallery.resolve())) if index is None else index

@@ -28,7 +28,7 @@ FEATURES, FILES, FAISS = ".npy", ".json", ".faiss"
 OWN = re.compile(r"\.?(part|ivfpq|hnsw)-[0-9a-f]{16}\.(npy|json|faiss)(\.[0-9a-f]{16}\.part)?|"
                  r"\.index\.json\.[0-9a-f]{16}\.part")
 """Names of the files of an index beside index.json, and of those that an interrupted writer leaves."""
-REBUILD = "pass --overwrite to make it anew, or --index another folder"
+REBUILD = "pass --rebuild to make it anew, or --index another folder"
 
 
 @dataclass
