@@ -110,7 +110,7 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
 def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
     """SIGTERM to torchrun, as a cluster sends it, or SIGHUP of a lost terminal, somewhere in the run; the rest of it is as if
     nothing had happened."""

@@ -11,7 +11,7 @@ from commands import ROOT
 
 import demo_sdtps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from demo_sdtps.engine.evaluation.projection import METHODS, project
 from demo_sdtps.tools import draw_embedding
 
 CLUSTERS = 3
-SLOW = [pytest.param(method, marks=() if method == "pca" else pytest.mark.slow) for method in METHODS]
+MARKS = {"pca": [], "tsne": [pytest.mark.slow], "umap": [pytest.mark.slow, pytest.mark.soak]}
+SLOW = [pytest.param(method, marks=MARKS[method]) for method in METHODS]
 
 
 def clusters(seed, each=12, width=20):

@@ -128,7 +128,7 @@ def test_memory_stays_over_200_epochs_and_the_loading_processes_end_with_the_run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", pytest.param("the run alone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whom", ["the group, as Ctrl-C does", pytest.param("the run alone", marks=pytest.mark.soak)])
 def test_loading_processes_end_on_ctrl_c(whom, start, tiny_root, tmp_path):
     process = start(tiny_root, tmp_path, "SOLVER.MAX_EPOCHS", "10000")
     wait_for(lambda: epochs_of(tmp_path) >= 2, process)

@@ -46,6 +46,7 @@ def results(record, part):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_what_fails_is_told_and_the_others_go_on(broken):
     done, record = broken
     assert done.returncode == 1 and not done.stderr
@@ -62,6 +63,7 @@ def test_what_fails_is_told_and_the_others_go_on(broken):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_table_is_what_the_json_holds(broken):
     done, record = broken
     assert done.stdout.strip() == gpu_check.report(record) and done.stdout.startswith(headline(record))
@@ -98,6 +100,7 @@ def run_bare(bare, *words):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_an_interpreter_that_lacks_packages_takes_them_from_the_bundle(bare, capsys):
     checkout, python = bare
     there = f"from importlib.util import find_spec; print([name for name in {('torch', *LACKING)!r} if find_spec(name)])"

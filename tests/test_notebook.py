@@ -24,6 +24,7 @@ def test_the_notebook_is_small_and_tells_nothing_of_a_machine():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 # Of jupyter_client, about its own connection to the kernel.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:jupyter_client", "ignore::DeprecationWarning:zmq")
 def test_the_notebook_runs(tmp_path, monkeypatch):

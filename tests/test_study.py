@@ -167,6 +167,7 @@ def test_plots_are_drawn(quick, name):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
     """And starts no further ones: the second variant waits for the run that it shares with the first."""
     variants = {"guided": {}, "not guided": {"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}}
