@@ -106,6 +106,25 @@ def test_features_and_their_distances_rank_alike(monkeypatch):
     assert torch.equal(found.cmc, expected.cmc)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("seed", [12, 13])
+def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
+    """Its counting, by torch on the CPU: many equal distances, queries of no match and of many, several chunks."""
+    case = random_case(seed, identities=9)
+    distance = (10 * squared_distances(*case[:2])).round().to(dtype)
+    expected = evaluate_distances(distance, *case[2:])
+    counted = []
+
+    def within(array, limits, matches, pool):
+        counted.append(metrics._within_on_gpu(torch.from_numpy(array), limits, matches))
+        return counted[-1]
+
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(metrics, "_within", within)
+    found = evaluate_distances(distance, *case[2:])
+    assert len(counted) > 1 and found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
+
+
 def test_distances_that_are_not_numbers_are_refused():
     case = list(random_case(10))
     case[0] = torch.cat([torch.full((1, 8), float("nan")), case[0][1:]])

@@ -9,11 +9,16 @@ import pytest
 import timm
 import torch
 import torchvision
-from commands import ONE_LINE, cli_args_for, processes
+from commands import CONFIG, ONE_LINE, cli_args_for, processes
 
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import train_loader
+from demo_sdtps.engine.evaluation.protocol import make_test_data
+from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.run.record import commit
+from demo_sdtps.modeling import make_model
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""
@@ -37,6 +42,27 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
     weights, others = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second))
     assert weights.keys() == others.keys()
     assert all(torch.equal(value, others[key]) for key, value in weights.items())
+
+
+@pytest.mark.parametrize(("asked", "inside"), [("default", 0), ("warn", 2)])
+@pytest.mark.filterwarnings("ignore")  # of operations that are not deterministic, which the mode "warn" tells
+def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, asked, inside):
+    """As on a GPU, where a warning would leave the fused attention as it is; the rest of the step is as before."""
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
+    splits = read_splits(cfg)
+    trainer = ReIDTrainer(cfg, make_model(cfg, 6, 4), train_loader(cfg, splits["train"]),
+                          make_test_data(cfg, splits["query"], splits["gallery"]), {})
+    seen = {"forward": [], "backward": []}
+    trainer.model.register_forward_hook(lambda *_: seen["forward"].append(torch.get_deterministic_debug_mode()))
+    next(trainer.model.parameters()).register_hook(lambda _: seen["backward"].append(torch.get_deterministic_debug_mode()))
+    torch.set_deterministic_debug_mode(asked)
+    try:
+        before = torch.get_deterministic_debug_mode()
+        trainer.train_epoch()
+        assert torch.get_deterministic_debug_mode() == before
+    finally:
+        torch.set_deterministic_debug_mode("default")
+    assert set(seen["forward"]) == {before} and set(seen["backward"]) == {inside}
 
 
 def test_another_seed_gives_another_run(runs):

@@ -121,6 +121,23 @@ def test_seps(shapes_root):
         assert checked.called
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_real_gpu_is_not_waited_for(tiny_root):
+    words = ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL, *TWO_STEPS, "MODEL.DEVICE", "cuda"]
+    cfg = load_cfg(ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml", words)
+    splits = read_splits(cfg)
+    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+    trainer = ReIDTrainer(cfg, make_model(cfg, CLASSES + 1, CAMERAS).cuda(), train_loader(cfg, splits["train"]), test_data, {})
+    for mode in ("default", "error"):  # first without, for what is done once
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            trainer.train_epoch()
+            extract_features(cfg, trainer.model, test_data.loader, SOME_CASES)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        trainer.step = 0
+
+
 def test_tensors_come_to_the_cpu_one_batch_late():
     """So that the work on the next batch has begun; and they are what was given."""
     order, given = [], [[torch.full((2,), float(number)), torch.tensor(number)] for number in range(3)]
