@@ -1,0 +1,80 @@
+"""A page of a report in a headless browser."""
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+
+
+@contextmanager
+def headless():
+    """A driver of the system's Chromium; skips the test where there is none."""
+    if not (BROWSER and DRIVER):
+        pytest.skip("chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+class Page:
+    """A page in the browser; elements by CSS."""
+
+    def __init__(self, driver, path):
+        self.driver, self.path = driver, path
+        self.show(1280, "light")
+
+    def show(self, width, scheme):
+        """Open the page anew in a window of this width, on a system of this colour scheme."""
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                    {"features": [{"name": "prefers-color-scheme", "value": scheme},
+                                                  {"name": "prefers-reduced-motion", "value": "reduce"}]})
+        self.driver.get(self.path.as_uri())
+
+    def run(self, script):
+        return self.driver.execute_script(script)
+
+    def texts(self, css):
+        return self.run(f"return [...document.querySelectorAll({json.dumps(css)})].map((one) => one.textContent)")
+
+    def click(self, css):
+        self.driver.find_element("css selector", css).click()
+
+    def choose(self, css, text):
+        from selenium.webdriver.support.select import Select
+
+        Select(self.driver.find_element("css selector", css)).select_by_visible_text(text)
+
+    def shown(self):
+        """(AP in percent, identity, camera, rank of the first hit) of the rank lists on all pages of them."""
+        rows = []
+        while True:
+            for text in self.texts("#rank-list .query figcaption"):
+                ap, rest = text.removeprefix("AP ").split(" %id\u00a0")
+                identity, rest = rest.split(", camera\u00a0")
+                camera, first = rest.split("first hit at rank ")
+                rows.append((float(ap), int(identity), int(camera), int(first)))
+            if self.driver.find_element("id", "next").get_property("disabled"):
+                return rows
+            self.click("#next")
+
+    def errors(self):
+        return [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def wait_until(condition, seconds=10):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(None, seconds).until(lambda _: condition())
