@@ -106,6 +106,31 @@ def test_camera_reaches_all_tokens_registers_too(name):
     torch.testing.assert_close(found - seen[1], (2 * camera[cameras]).expand_as(found), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [DINOV2, EVA02])
+@pytest.mark.parametrize("slim", [False, True], ids=["dense", "slim"])
+def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, slim):
+    """It takes no mask, one dtype, contiguous heads of a multiple of 8 channels, at most 256."""
+    slimming = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.USE_SDTPS", "False")
+    seen, attention = [], torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, *, attn_mask=None, **options):
+        seen.append((query, key, value, attn_mask))
+        return attention(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    model = make_model(cfg_of(name, *(slimming if slim else ())), CLASSES, CAMERAS)
+    model.backbone.fused_attention = True
+    images = {modality: draw(name) for modality in MODALITIES}
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images, torch.zeros(2, dtype=torch.long))
+    assert len(seen) == len(model.backbone.vit.blocks)
+    for *tensors, mask in seen:
+        assert mask is None
+        for tensor in tensors:
+            assert tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1
+            assert tensor.shape[-1] % 8 == 0 and tensor.shape[-1] <= 256
+
+
 @pytest.mark.parametrize("name", [REGISTERS, DINOV3])
 def test_a_training_step_and_an_evaluation(name):
     """Every parameter moves; half precision and the compiler's features are those of float32 but for rounding."""
