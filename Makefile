@@ -7,6 +7,7 @@
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about half an hour)
+# make gpu-check  checks and speed on a GPU, with .venv if it is there, else with PYTHON: the tables and runs/gpu_check.json
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
 # core, at most 8), TEST_THREADS=2 the number of threads of each (default: 1).
@@ -23,7 +24,7 @@ TEST_WORKERS ?= auto
 SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study bench docs test test-slow test-all lint
+.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-all lint
 
 setup: $(INSTALLED)
 
@@ -59,6 +60,10 @@ bench: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo build/docs/index.html
+
+# Without `setup`: a machine with a GPU may have no package index.
+gpu-check:
+	$(or $(wildcard $(PY)),$(PYTHON)) tools/gpu_check.py --overwrite --json runs/gpu_check.json
 
 test: setup
 	$(TEST) -m "not slow"

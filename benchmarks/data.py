@@ -3,7 +3,8 @@ import contextlib
 import io
 import statistics
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -55,14 +56,15 @@ def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:
     return cfg, read_splits(cfg, ("train",))["train"]
 
 
-def loading_seconds(root: Path, rounds: int) -> dict[str, float]:
+def loading_seconds(root: Path, rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Seconds per triplet of the plain formulation ('reference') and of ours, from files to normalised tensors."""
     cfg, samples = training_samples(root)
     dataset = TripletDataset(samples, [0] * len(samples), TrainTransform(cfg), cache=False)
     augment, threads = plain.train_transform(cfg), torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loading process
     seconds = in_turns("loading", {"reference": lambda: [plain.load_triplet(sample.paths, augment) for sample in samples],
-                                   "ours": lambda: [dataset[index, index] for index in range(len(samples))]}, rounds)
+                                   "ours": lambda: [dataset[index, index] for index in range(len(samples))]}, rounds,
+                       clock=clock)
     torch.set_num_threads(threads)
     return {name: found / len(samples) for name, found in seconds.items()}
 

@@ -15,7 +15,7 @@ from demo_sdtps.benchmarks.run import headline
 from demo_sdtps.tools import bundle, gpu_check
 from demo_sdtps.tools.gpu_checks import Found, Place
 
-PARTS = ("attention", "loss", "waiting", "memory", "decoding")
+PARTS = ("attention", "loss", "waiting", "memory", "seps")
 LACKING = ("yacs", "fvcore", "iopath", "portalocker", "termcolor", "tabulate", "pytest", "tqdm")
 BROKEN = """
 import os, sys
@@ -59,7 +59,7 @@ def test_what_fails_is_told_and_the_others_go_on(broken):
     assert raised["note"] == "ZeroDivisionError: division by zero" and "ended with code 7" in crashed["note"]
     (skipped,) = results(record, "waiting").values()
     assert skipped["result"] == "skipped" and "needs a GPU" in skipped["note"]
-    assert record["rows"][0]["ours"] > 0 and "decoding" in record["rows"][0]["what"]
+    assert record["rows"][0]["ours"] > 0 and "SEPS" in record["rows"][0]["what"]
 
 
 @pytest.mark.slow
