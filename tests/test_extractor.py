@@ -112,7 +112,7 @@ def test_a_batch_is_as_large_as_the_memory_allows(reid, files, monkeypatch, memo
 def test_a_configuration_that_is_missing_is_told(reid, tmp_path):
     reid.save_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match="with its config.json"):
+    with pytest.raises(UserError, match=r"with its config\.json"):
         demo_sdtps.Extractor.from_pretrained(tmp_path)
 
 
