@@ -141,7 +141,8 @@ def fitting_batch(wanted: int, backbone: Backbone, memory: int) -> int:
 
     Estimated, for float32, as 16 copies of the tokens and the attention of a block: about twice what ViT-B/16 takes.
     """
-    tokens, heads = 1 + backbone.num_patches, backbone.vit.blocks[0].attn.num_heads
+    first: Any = backbone.vit.blocks[0]
+    tokens, heads = 1 + backbone.num_patches, first.attn.num_heads
     triplet = 4 * len(MODALITIES) * tokens * (16 * backbone.vit.embed_dim + heads * tokens)
     return max(1, min(wanted, memory // 2 // triplet))
 
