@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
@@ -18,7 +19,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.printing import print_error
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.modeling.collectives import gather, synchronise
+from demo_sdtps.modeling.collectives import gather, sum_of_all, synchronise
 
 Item = TypeVar("Item")
 
@@ -70,16 +71,20 @@ def processes() -> Iterator[None]:
 
 
 def check_launch(cfg: CfgNode) -> None:
-    """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, or the processes cannot share a batch equally."""
-    count = launched()
+    """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, and as `check_shares`."""
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
         raise UserError("MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
                         "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False.")
     groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
     if cfg.DATALOADER.SAMPLER != "softmax":
         groups, what = groups // cfg.DATALOADER.NUM_INSTANCE, "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
-    if groups % count:
-        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which {count} "
+    check_shares(cfg, groups, what)
+
+
+def check_shares(cfg: CfgNode, groups: int, what: str) -> None:
+    """Raise `UserError` where the processes cannot share equally the `groups` (`what` in the sentence) of a training batch."""
+    if groups % launched():
+        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which {launched()} "
                         "processes cannot share equally; set it to a multiple.")
 
 
@@ -102,14 +107,19 @@ def replicated(model: nn.Module) -> nn.Module:
     if world_size() == 1:
         return model
     synchronise(model)
-    device = next(model.parameters()).device
-    # A static graph allows parameters without a gradient, such as SDTPS's score MLP where no token is dropped.
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, static_graph=True)
+    # A static graph allows parameters without a gradient, such as SDTPS's score MLP where no token is dropped. Without
+    # device_ids, arguments on the CPU, such as the lengths of captions, stay there.
+    return DistributedDataParallel(model, static_graph=True)
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
     return gather(tensor) if world_size() > 1 else tensor
+
+
+def summed(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of the tensors of all processes, which have one shape."""
+    return sum_of_all(tensor) if world_size() > 1 else tensor
 
 
 def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -119,6 +129,15 @@ def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     whole = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
     dist.all_gather(list(whole.chunk(world_size())), rows.contiguous())
     return whole[:count]
+
+
+def all_gather_parts(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """The rows (`counts[rank]`, D) of each process, by rank; without gradients."""
+    if world_size() == 1:
+        return [rows]
+    most = max(counts)
+    whole = all_gather_rows(F.pad(rows, (0, 0, 0, most - len(rows))), most * world_size())
+    return [part[:count] for part, count in zip(whole.split(most), counts, strict=True)]
 
 
 def share(items: Sequence[Item]) -> list[Item]:
