@@ -24,7 +24,7 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
-VERSIONS = {"paper": (), "single": ("MODEL.DUAL_AGGR", "False"), "open": ("MODEL.PAPER_VERSION", "False"),
+VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False"),
             "short": ("DATASETS.LONG_CAPTIONS", "no"), "bf16": ("SOLVER.AMP", "bf16")}
 EPOCHS = (1, 2)
 """With all negatives, and with the hardest."""
@@ -47,7 +47,7 @@ def steps(root, version) -> dict:
     sampler_of(loader).share = distributed.share
     dev, test = (make_retrieval_data(cfg, splits[name], tokenizer, folds) for name, folds in (("dev", 1), ("test", 2)))
     trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)  # AdamW's first steps are the signs of gradients
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)  # AdamW's first steps are the signs of gradients
     losses, parts = [], []
     for epoch in EPOCHS:
         trainer.begin_epoch(epoch)
