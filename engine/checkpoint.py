@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 SLIMMING = "slimming.scores."  # then the number of the stage
 
 logger = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,31 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def shared_checkpoint(path: str | Path) -> Checkpoint:
-    """`read_checkpoint` in every process; one of each machine reads the file and passes it on to the others of its machine.
-
-    Machines whose files hold other weights end by `check_agreement`.
-    """
+    """`read_checkpoint` in every process, shared as `shared_weights`."""
     def read() -> tuple[dict[str, torch.Tensor], Checkpoint]:
         found = read_checkpoint(path)
         return found.model, replace(found, model={})
 
-    weights, checkpoint = once_per_machine(read)
+    weights, checkpoint = _shared(path, read)
+    return replace(checkpoint, model=weights)
+
+
+def shared_weights(path: Path, example: str = EXAMPLE) -> dict[str, torch.Tensor]:
+    """The weights of `read_weights_file` in every process; one of each machine reads the file and passes them on to the others
+    of its machine.
+
+    Machines whose files hold other weights end by `check_agreement`.
+    """
+    return _shared(path, lambda: (read_weights_file(path, example)[0], None))[0]
+
+
+def _shared(path: str | Path,
+            read: Callable[[], tuple[dict[str, torch.Tensor], Found]]) -> tuple[dict[str, torch.Tensor], Found]:
+    weights, rest = once_per_machine(read)
     if world_size() > 1:
         check_agreement({f"the content of {path}": f"{len(weights)} tensors with the digest {_digest(weights)}"},
                         "give all machines the same file")
-    return replace(checkpoint, model=weights)
+    return weights, rest
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

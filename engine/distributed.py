@@ -270,6 +270,12 @@ def in_step(items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
+def dealt(items: Sequence[Item]) -> Iterator[Item]:
+    """This process's part `items[rank::world size]` of all items, `in_step` with the other processes."""
+    for turn in in_step(range(0, len(items), world_size())):
+        yield from items[turn:turn + world_size()][rank():rank() + 1]
+
+
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
     """End every process by `end_all` where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""

@@ -180,7 +180,7 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):
         code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run"))
         assert code == 2 and "3 processes cannot share equally" in stderr
         code, _, stderr = command(train_seps.main, "--config_file", ROOT / "configs" / "SEPS" / "shapes.yml")
-        assert code == 2 and "runs in one" in stderr
+        assert code == 2 and "batches of 32 captions, which 3 processes cannot share equally" in stderr
     assert not (tmp_path / "run").exists()
 
 
