@@ -11,7 +11,7 @@ import pytest
 import torch
 import two_seps_processes
 from commands import ROOT, contents, records_of
-from seps_tiny import cli_args_for, train
+from seps_tiny import cli_args_for, test_seps, train
 from test_distributed import children_of, command_of, torchrun, wait_for
 from test_seps_training import near
 
@@ -21,15 +21,29 @@ from demo_sdtps.engine.run.output import OWN
 pytestmark = pytest.mark.slow
 
 
-def on_two_machines(script, *words, of_second=()):
-    """Run a script of the project's by two torchrun, which find each other on this machine: → their completed processes."""
+def start_on_two_machines(script, *words, of_second=()):
+    """Start a script of the project's by two torchrun, which find each other on this machine and have half its cores each, as
+    two processes of one torchrun: → their processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d",
                f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1", str(ROOT / script), *map(str, words)]
-    started = [subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-               for more in ((), of_second)]
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
+    started = []
+    try:
+        for more, own in (((), cores[:half]), (of_second, cores[-half:])):
+            os.sched_setaffinity(0, own)  # which a process inherits
+            started.append(subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    finally:
+        os.sched_setaffinity(0, cores)
+    return started
+
+
+def on_two_machines(script, *words, of_second=()):
+    """Run it to its end: → the completed processes."""
+    started = start_on_two_machines(script, *words, of_second=of_second)
     try:
         said = [process.communicate(timeout=300) for process in started]
     finally:
@@ -119,41 +133,49 @@ def test_one_process_writes(trained):
 
 
 def test_a_run_of_two_processes_goes_on(trained, shapes_root, tmp_path):
-    """One process is killed, and the other ends too; SIGTERM comes to torchrun, as a cluster sends it; the rest of the run is
-    as if nothing had happened."""
+    """The process of one machine is killed, and that of the other ends too; SIGTERM comes to torchrun, as a cluster sends it;
+    the rest of the run is as if nothing had happened."""
     output = tmp_path / "run"
     words = cli_args_for(shapes_root, "OUTPUT_DIR", output, *RUN, "RESUME", "auto")
-
-    def killed(starter):
-        workers = children_of(starter.pid)
-        os.kill(workers[-1], signal.SIGKILL)
-        return workers
-
-    def asked(starter):
-        starter.send_signal(signal.SIGTERM)
-        return children_of(starter.pid)
-
-    for act, epochs, status in ((killed, 1, None), (asked, 2, "stopped")):
-        starter = subprocess.Popen(command_of("train_seps.py", *words), stderr=subprocess.PIPE, text=True)
-        try:
-            wait_for(starter, output / "metrics.json")
-            while len(records_of(output)) < epochs:
-                time.sleep(0.05)
-            workers = act(starter)
-            began = time.monotonic()
-            assert starter.wait(180) != 0
-            assert time.monotonic() - began < 60 and not any(os.path.exists(f"/proc/{worker}") for worker in workers)
-        finally:
-            starter.kill()
-            starter.stderr.close()
-        assert len(records_of(output)) < 4 and torch.load(output / "last.pth", weights_only=True)["model"]
-        if status:
-            assert json.loads((output / "run.json").read_text())["status"] == status
+    starters = start_on_two_machines("train_seps.py", *words)
+    interrupt(starters, output, 1, lambda: os.kill(children_of(starters[1].pid)[0], signal.SIGKILL))
+    starters = [subprocess.Popen(command_of("train_seps.py", *words), stderr=subprocess.PIPE, text=True)]
+    interrupt(starters, output, 2, starters[0].terminate)
+    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = torchrun("train_seps.py", *words)
     assert done.returncode == 0, done.stderr
     assert records_of(output) == records_of(trained[1]) and not list(temporaries(output, OWN))
     one, other = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (output, trained[1]))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def interrupt(starters, output, epochs, act):
+    """After so many epochs `act`, which ends all processes within a minute; what they leave is whole."""
+    try:
+        wait_for(starters[0], output / "metrics.json")
+        while len(records_of(output)) < epochs:
+            time.sleep(0.05)
+        workers = [child for starter in starters for child in children_of(starter.pid)]
+        assert len(workers) == 2
+        act()
+        began = time.monotonic()
+        assert all(starter.wait(180) != 0 for starter in starters) and time.monotonic() - began < 60
+        assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
+    finally:
+        for starter in starters:
+            starter.kill()
+            starter.communicate()
+    assert len(records_of(output)) < 4 and torch.load(output / "last.pth", weights_only=True)["model"]
+
+
+def test_two_machines_test_like_one_process(trained, command, tmp_path):
+    words = ["--weight", trained[0] / "last.pth", "TEST.FOLDS", "2", "--json"]
+    code, printed, stderr = command(test_seps.main, *words, tmp_path / "1.json")
+    assert code == 0, stderr
+    done = on_two_machines("test_seps.py", *words, tmp_path / "2.json")
+    assert [process.returncode for process in done] == [0, 0], done
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
+    assert "".join(process.stdout for process in done) == printed
 
 
 def test_machines_that_differ_end_with_one_sentence(shapes_root, tmp_path):
