@@ -188,6 +188,45 @@ def fetched(work: Callable[[], Item]) -> Item:
     return things[0]
 
 
+def together(work: Callable[[], Item]) -> Item:
+    """The result of `work`, which exchanges nothing, in every process; where it raises `UserError` in one, all end by
+    `end_all`."""
+    refused = ""
+    try:
+        result = work()
+    except UserError as error:
+        refused = error.args[0]
+    end_all(next(filter(None, all_gather_object(refused)), ""))
+    return result
+
+
+class _EndedElsewhere(Exception):
+    """Another process has raised `UserError`."""
+
+
+def in_step(work: Callable[[Callable[[], None]], None]) -> None:
+    """`work(step)`, which may be of another length in each process, calls `step` often and exchanges nothing else.
+
+    A process thus notices within a step that another has died. Where `work` raises `UserError` in one, all end by `end_all`.
+    """
+    def step() -> None:
+        if any_rank(True, False)[1]:
+            raise _EndedElsewhere
+
+    refused, failed = "", False
+    try:
+        work(step)
+    except _EndedElsewhere:
+        failed = True
+    except UserError as error:
+        refused = error.args[0]
+    while not failed:
+        is_going_on, failed = any_rank(False, bool(refused))
+        if not is_going_on and not failed:
+            return
+    end_all(next(filter(None, all_gather_object(refused))))
+
+
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
     """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""

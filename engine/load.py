@@ -16,23 +16,25 @@ from demo_sdtps.modeling import DeMo, make_model
 logger = logging.getLogger(__name__)
 
 
-def prepare_evaluation(cfg: CfgNode, example: str) -> torch.device:
+def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
     """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, for several
-    processes and for a device that does not exist."""
-    check_single("an evaluation")
+    processes unless the command supports `several`, and for a device that does not exist."""
+    if not several:
+        check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
         raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
     set_seed(cfg.SOLVER.SEED)
     return choose_device(cfg)
 
 
-def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery")) -> tuple[DeMo, dict[str, list[Sample]]]:
+def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"),
+                        several: bool = False) -> tuple[DeMo, dict[str, list[Sample]]]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
 
     The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
     weights or data that are missing or do not fit each other.
     """
-    device = prepare_evaluation(cfg, EXAMPLE)
+    device = prepare_evaluation(cfg, EXAMPLE, several)
     reader_of(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
