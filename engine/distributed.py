@@ -188,23 +188,27 @@ def fetched(work: Callable[[], Item]) -> Item:
     return things[0]
 
 
-def together(work: Callable[[], Item]) -> Item:
-    """The result of `work`, which exchanges nothing, in every process; where it raises `UserError` in one, all end by
-    `end_all`."""
+@contextmanager
+def ending_together() -> Iterator[None]:
+    """Inside, a `UserError` of any process ends all by `end_all`, which is reported once.
+
+    All processes enter and leave it, and exchange nothing inside.
+    """
     refused = ""
     try:
-        result = work()
+        yield
     except UserError as error:
+        if world_size() == 1:
+            raise
         refused = error.args[0]
     end_all(next(filter(None, all_gather_object(refused)), ""))
-    return result
 
 
 class _EndedElsewhere(Exception):
     """Another process has raised `UserError`."""
 
 
-def in_step(work: Callable[[Callable[[], None]], None]) -> None:
+def in_unequal_steps(work: Callable[[Callable[[], None]], None]) -> None:
     """`work(step)`, which may be of another length in each process, calls `step` often and exchanges nothing else.
 
     A process thus notices within a step that another has died. Where `work` raises `UserError` in one, all end by `end_all`.

@@ -26,7 +26,6 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.loaders import stop_workers, test_loader
 from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.distributed import together
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.load import load_model_and_data
@@ -68,8 +67,9 @@ def main() -> None:
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
     with distributed.processes():
-        arguments, cfg = together(lambda: checked(parser))
-        model, splits = together(lambda: load_model_and_data(cfg, (arguments.split,), several=True))
+        with distributed.ending_together():
+            arguments, cfg = checked(parser)
+            model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
         export(cfg, arguments, model, splits[arguments.split])
 
@@ -97,7 +97,7 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     def extract(step: Callable[[], None]) -> None:
         found.append(extracted(cfg, arguments, model, distributed.share(samples), step))
 
-    distributed.in_step(extract)
+    distributed.in_unequal_steps(extract)
     features = distributed.all_gather_rows(found.pop(), len(samples))
     if not distributed.is_main():
         return
@@ -121,7 +121,8 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
         values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
     settings = with_values(cfg, values)
     with reserved(folder):
-        found = together(lambda: find(cfg, arguments, samples) if distributed.is_main() else None)
+        with distributed.ending_together():
+            found = find(cfg, arguments, samples) if distributed.is_main() else None
         origin, records = distributed.broadcast_from_main(lambda: found)
         missing = [number for number, record in enumerate(records) if record is None]
         own = {}
@@ -132,11 +133,12 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
                 features = in_dtype(extracted(settings, arguments, model, chosen, step), arguments.dtype)
                 own[number] = write_shard(folder, number, features.numpy(), chosen, origin)
 
-        distributed.in_step(extract)
+        distributed.in_unequal_steps(extract)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
         about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
-        together(lambda: write_manifest(folder, origin, about, records) if distributed.is_main() else None)
+        if distributed.is_main():
+            write_manifest(folder, origin, about, records)
     if distributed.is_main():
         print_lines(f"Wrote {len(missing)} shards to {folder}, {len(records) - len(missing)} were there: {len(samples)} "
                     f"features of {records[0]['width']} numbers, {arguments.dtype}")
@@ -194,7 +196,9 @@ OPTIONS = ("return_pattern", "split", "output", "shards", "dtype", "normalise", 
 def reserved(folder: Path) -> Iterator[None]:
     """Inside, no other export uses the folder; the main process alone holds its lock. Raises `UserError`."""
     with ExitStack() as stack:
-        together(lambda: distributed.is_main() and stack.enter_context(locked(folder / LOCK, f"The output {folder}")))
+        with distributed.ending_together():
+            if distributed.is_main():
+                stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
         yield
 
 
