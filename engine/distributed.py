@@ -3,11 +3,14 @@
 In a single process every function here does nothing. Several processes share each batch of a single one: losses, BatchNorm
 statistics and rankings are those of the whole batch.
 """
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,9 @@ Item = TypeVar("Item")
 
 ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
 """Parts of the errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
+
+PATIENCE = 10
+"""Seconds in which torchrun ends a process whose neighbour has ended; it does so in less than one."""
 
 
 def world_size() -> int:
@@ -48,7 +54,7 @@ def local_rank() -> int:
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """Inside, the processes that torchrun started, if any, are connected."""
+    """Inside, the processes that torchrun started, if any, are connected; the main one alone logs and warns."""
     if launched() == 1:
         yield
         return
@@ -59,11 +65,16 @@ def processes() -> Iterator[None]:
     torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    if not is_main():
+        logging.disable()
+        warnings.simplefilter("ignore")
     try:
         yield
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ENDED):
             raise
+        # On the same machine torchrun ends this process now, and the sentence of the other one is the only one.
+        time.sleep(PATIENCE)
         raise UserError("Another process of this run has ended; its own message gives the reason.") from None
     # Not after an error: it would wait for the other processes, which torchrun ends only after this one.
     dist.destroy_process_group()
@@ -163,36 +174,23 @@ def first_on_machine() -> Iterator[None]:
 
 
 def end_all(refused: str) -> None:
-    """Raise `refused`, if any, as `UserError` in the main process; the others exit with 0, so that torchrun does not end the
-    main process before its sentence."""
-    if refused and is_main():
+    """Raise `refused`, if any, as `UserError`; several processes all end with code 2, and the main one reports it."""
+    if refused and world_size() == 1:
         raise UserError(refused)
     if refused:
-        sys.exit(0)
-
-
-def fetched(work: Callable[[], Item]) -> Item:
-    """The result of `work` in every process: one of each machine downloads, and then its others find the cache.
-
-    Where it raises `UserError` in one process, all end by `end_all`.
-    """
-    things: list[Item] = []
-    for is_first in (True, False):
-        refused = ""
-        if is_first == (not local_rank()):
-            try:
-                things.append(work())
-            except UserError as error:
-                refused = str(error)
-        end_all(next(filter(None, all_gather_object(refused)), ""))
-    return things[0]
+        if is_main():
+            print_error(refused)
+        # torchrun kills all processes after the end of the first, which must not be before the report.
+        all_gather_object(None)
+        sys.exit(2)
 
 
 @contextmanager
 def ending_together() -> Iterator[None]:
     """Inside, a `UserError` of any process ends all by `end_all`, which is reported once.
 
-    All processes enter and leave it, and exchange nothing inside.
+    All processes enter and leave it. What they exchange inside is by further contexts of this kind, or before any of them can
+    raise.
     """
     refused = ""
     try:
@@ -204,7 +202,56 @@ def ending_together() -> Iterator[None]:
     end_all(next(filter(None, all_gather_object(refused)), ""))
 
 
-class _EndedElsewhere(Exception):
+def fetched(work: Callable[[], Item]) -> Item:
+    """The result of `work` in every process: one of each machine downloads, and then its others find the cache.
+
+    Where it raises `UserError` in one process, all end by `end_all`.
+    """
+    things: list[Item] = []
+    for is_first in (True, False):
+        with ending_together():
+            if is_first == (not local_rank()):
+                things.append(work())
+    return things[0]
+
+
+def once_per_machine(read: Callable[[], tuple[dict[str, torch.Tensor], Item]]) -> tuple[dict[str, torch.Tensor], Item]:
+    """What `read` gives, tensors on the CPU and an object, in every process: one of each machine reads and passes it on.
+
+    Where it raises `UserError` in one process, all end by `end_all`.
+    """
+    if world_size() == 1:
+        return read()
+    tensors: dict[str, torch.Tensor] = {}
+    things: list = [None, None]
+    with ending_together():
+        if not local_rank():
+            tensors, rest = read()
+            things = [{name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, rest]
+    first = rank() - local_rank()  # torchrun numbers the processes of a machine one after the other
+    machine: Any = dist.new_group(list(range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))), backend="gloo",
+                                  use_local_synchronization=True)
+    dist.broadcast_object_list(things, first, machine)
+    found = {}
+    for name, (shape, dtype) in things[0].items():
+        found[name] = tensors.pop(name).contiguous() if tensors else torch.empty(shape, dtype=dtype)
+        dist.broadcast(found[name].reshape(-1).view(torch.uint8), first, machine)  # as bytes: gloo does not know every type
+    return found, things[1]
+
+
+def in_step(items: Iterable[Item]) -> Iterator[Item]:
+    """`items`, of which every process has equally many; before each, those of several machines exchange a sign of life.
+
+    torchrun ends the processes of a machine of which one has died; those of another machine notice it in this exchange.
+    """
+    is_alone = int(os.environ.get("GROUP_WORLD_SIZE", 1)) == 1
+    for item in items:
+        if not is_alone:
+            any_rank(True)
+        yield item
+
+
+class _OtherError(Exception):
     """Another process has raised `UserError`."""
 
 
@@ -215,12 +262,12 @@ def in_unequal_steps(work: Callable[[Callable[[], None]], None]) -> None:
     """
     def step() -> None:
         if any_rank(True, False)[1]:
-            raise _EndedElsewhere
+            raise _OtherError
 
     refused, failed = "", False
     try:
         work(step)
-    except _EndedElsewhere:
+    except _OtherError:
         failed = True
     except UserError as error:
         refused = error.args[0]
@@ -232,17 +279,12 @@ def in_unequal_steps(work: Callable[[Callable[[], None]], None]) -> None:
 
 
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
-    """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
+    """End every process by `end_all` where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""
     found = all_gather_object({name: str(value) for name, value in seen.items()})
     for name in dict.fromkeys(name for own in found for name in own):
         values = [own.get(name, "absent") for own in found]
         other = next((place for place, value in enumerate(values) if value != values[0]), None)
-        if other is None:
-            continue
-        if is_main():
-            print_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
-                        f"{other}; {advice}.")
-        # torchrun kills all processes after the end of the first, which must not be before the report.
-        all_gather_object(None)
-        sys.exit(2)
+        if other is not None:
+            end_all(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
+                    f"{other}; {advice}.")

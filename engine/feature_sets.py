@@ -1,4 +1,4 @@
-"""Exported features of a split, read block by block: a file of export_features.py, or a folder of its shards (docs/scale.md)."""
+"""Exported features, read block by block: a file of export_features.py, or a folder of its shards (docs/scale.md)."""
 import os
 import zipfile
 import zlib
@@ -86,7 +86,7 @@ class ShardStack(Stack):
         with open(path, "rb", buffering=0) as file:
             for start, stop in ranges:
                 file.seek(offset + start * row_bytes)
-                part = memoryview(found[place:place + stop - start]).cast("B")
+                part = found[place:place + stop - start].data.cast("B")
                 while len(part):
                     count = file.readinto(part)
                     if not count:
@@ -117,17 +117,17 @@ def open_features(place: Path, normalise: bool = True, check: bool = False) -> F
     try:
         with np.load(place) as content:
             features, paths = content["features"], content["paths"]
-            labels = [content[name].astype(np.int64, casting="safe") for name in ("ids", "cams", "scenes")]
+            ids, cams, scenes = (content[name].astype(np.int64, casting="safe") for name in ("ids", "cams", "scenes"))
             origin = {"return pattern": int(content["return_pattern"]), "checkpoint": str(content["checkpoint_sha256"])}
             fits = features.ndim == 2 and features.dtype == np.float32 and paths.ndim == 2
     except FileNotFoundError:
         raise UserError(f"The features {place} do not exist; give a file or folder that export_features.py wrote.") from None
     except (*FORMAT_ERRORS, TypeError):
         fits = False
-    if not fits or {len(array) for array in (*labels, paths)} != {len(features)}:
+    if not fits or {len(array) for array in (ids, cams, scenes, paths)} != {len(features)}:
         raise UserError(f"The file {place} is damaged, or not of export_features.py; give a file or folder that it wrote.")
     features = prepare(features, place)
     rows = max(1, BLOCK_ELEMENTS // features.shape[1])
     blocks = [features[start:start + rows] for start in range(0, len(features), rows)]
-    return FeatureSet(place, origin, Stack([len(block) for block in blocks], blocks.__getitem__), *labels,
+    return FeatureSet(place, origin, Stack([len(block) for block in blocks], blocks.__getitem__), ids, cams, scenes,
                       paths[:, 0].tolist())

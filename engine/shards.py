@@ -1,7 +1,7 @@
 """Features of a split in shards on disk, larger than the memory: memory-mapped arrays and a manifest (docs/scale.md).
 
-A shard is written once: features-00000.npy, labels-00000.npy, paths-00000.npy, and at last its record shard-00000.json with their
-digests. manifest.json, which names all shards, is written when they are complete.
+A shard is written once: features-00000.npy, labels-00000.npy, paths-00000.npy, and at last its record shard-00000.json with
+their digests. manifest.json, which names all shards, is written when they are complete.
 """
 import hashlib
 import json
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shards:
-    """Exported features: the manifest, the first row of each shard and, last, their number, and labels of all rows (n,) int64."""
+    """Exported features: the manifest, the first row of each shard and, last, the number of rows, and labels (n,) int64."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -108,8 +108,8 @@ def write_manifest(folder: Path, origin: Mapping, about: Mapping, records: Seque
 def find_shards(folder: Path, origin: Mapping[str, Any], count: int) -> list[Record | None]:
     """The records of the `count` shards of an export that are complete, by number; None for one to be written.
 
-    What an interrupted export has left beside them is removed. Raises `UserError` for a folder of other files, and for shards of
-    another origin.
+    What an interrupted export has left beside them is removed. Raises `UserError` for a folder of other files, and for shards
+    of another origin.
     """
     if folder.exists():
         check_own(folder)

@@ -169,19 +169,19 @@ def test_shards_that_are_damaged_or_missing_are_named(folder, name, damage, expe
 def test_other_content_of_the_right_size_is_found_by_its_digest(folder):
     np.save(folder / "features-00001.npy", np.ones((12, 8), np.float32))
     open_shards(folder)
-    with pytest.raises(UserError, match="features-00001.npy of exported features is damaged"):
+    with pytest.raises(UserError, match=r"features-00001\.npy of exported features is damaged"):
         open_shards(folder, check=True)
 
 
 def test_features_that_are_not_finite_are_named(folder):
     np.save(folder / "features-00001.npy", np.full((12, 8), np.inf, np.float32))
-    with pytest.raises(UserError, match="features-00001.npy has features that are not finite"):
+    with pytest.raises(UserError, match=r"features-00001\.npy has features that are not finite"):
         list(open_features(folder).features)
 
 
 def test_a_folder_without_features_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match="export_features.py"):
+        with pytest.raises(UserError, match=r"export_features\.py"):
             open_features(place)
 
 
@@ -224,7 +224,8 @@ def test_a_streamed_ranking_of_random_features():
     query, gallery, *labels = random_case(torch.seed() % 2**32, dim=64)
     found = evaluate_stream(query, stack_of(gallery, 13), labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-3) and torch.allclose(found.cmc, expected.cmc, atol=1.01 / len(query))
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-3)
+    assert torch.allclose(found.cmc, expected.cmc, atol=1.01 / len(query))
 
 
 def test_what_a_stream_refuses():

@@ -72,8 +72,10 @@ def features_of(place):
     return np.concatenate([shards.features(number) for number in range(len(shards.starts) - 1)])
 
 
-@pytest.mark.parametrize("nodes", [lambda: ONE_NODE, two_nodes], ids=["one node", "two nodes"])
-@pytest.mark.parametrize("output", [("x.npz",), ("x", "--shards", "5")], ids=["file", "shards"])
+@pytest.mark.parametrize("nodes", [pytest.param(lambda: ONE_NODE, marks=pytest.mark.soak), two_nodes],
+                         ids=["one node", "two nodes"])
+@pytest.mark.parametrize("output", [("x.npz",), pytest.param(("x", "--shards", "5"), marks=pytest.mark.soak)],
+                         ids=["file", "shards"])
 def test_several_processes_export_what_one_does(started, words, alone, tmp_path, nodes, output):
     """Seven shards, which two processes cannot share equally."""
     name, *more = output
@@ -84,7 +86,8 @@ def test_several_processes_export_what_one_does(started, words, alone, tmp_path,
                                                            if more else {"x.npz"})
 
 
-@pytest.mark.parametrize("nodes", [lambda: ONE_NODE, two_nodes], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("nodes", [pytest.param(lambda: ONE_NODE, marks=pytest.mark.soak), two_nodes],
+                         ids=["one node", "two nodes"])
 def test_a_process_that_dies_ends_all_and_its_shards_alone_are_missing(started, words, tmp_path, nodes):
     folder = tmp_path / "x"
     nodes, words = nodes(), [*words, "--output", folder, "--shards", "2"]
@@ -114,9 +117,10 @@ def test_an_error_of_one_process_is_reported_once(started, own_root, words, tmp_
     _, stderr = starter.communicate(timeout=120)
     assert starter.returncode == 1 and stderr.count(ONE_LINE) == stderr.count("cannot be read (it is empty)") == 1
     assert "export_features.py\", line" not in stderr
-    assert not any("00001" in path.name or path.name == "manifest.json" for path in (tmp_path / "x").iterdir())
+    assert not [name for name in contents(tmp_path / "x") if "00001" in name or name == "manifest.json"]
 
 
+@pytest.mark.soak
 def test_a_refused_output_is_reported_once(started, words, alone, tmp_path):
     shutil.copytree(alone / "x", tmp_path / "x")
     (starter,) = started(ONE_NODE, [*words, "--output", tmp_path / "x", "--shards", "5", "--return_pattern", "1"])

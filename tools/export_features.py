@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, run
+from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
 from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, sha256
-from demo_sdtps.config.load import flat, with_values
+from demo_sdtps.config.load import with_values
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
@@ -28,7 +28,7 @@ from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, parse_in_all
 from demo_sdtps.engine.search.gallery import origin_of
 from demo_sdtps.engine.shards import (
     LOCK,
@@ -67,16 +67,16 @@ def main() -> None:
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
     with distributed.processes():
+        arguments, cfg = parse_in_all(parser)
         with distributed.ending_together():
-            arguments, cfg = checked(parser)
-            model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
+            check_output(arguments, cfg)
+        model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
         export(cfg, arguments, model, splits[arguments.split])
 
 
-def checked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments and configuration. Raises `UserError`, also for an output that cannot be written."""
-    arguments, cfg = parse(parser)
+def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Raise `UserError` for an output that cannot be written."""
     inputs = [arguments.config_file, *arguments.inputs(cfg)]
     if not arguments.shards:
         if arguments.dtype != "float32":
@@ -86,19 +86,13 @@ def checked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNod
         check_apart(f"The output {arguments.output}", arguments.output, inputs)
         if arguments.output.exists():
             check_own(arguments.output)
-    return arguments, cfg
 
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    check_same(cfg, arguments, samples)
-    found: list[torch.Tensor] = []
-
-    def extract(step: Callable[[], None]) -> None:
-        found.append(extracted(cfg, arguments, model, distributed.share(samples), step))
-
-    distributed.in_unequal_steps(extract)
-    features = distributed.all_gather_rows(found.pop(), len(samples))
+    with distributed.ending_together():
+        loader = test_loader(cfg, distributed.share(samples))
+    features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
     # An open file, because numpy would add .npz to a name.
@@ -113,7 +107,6 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
 
 def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features in shards, those alone that are not complete."""
-    check_same(cfg, arguments, samples)
     folder, slices = arguments.output, parts(len(samples), arguments.shards)
     # Samples are seen once, so that caching their images is of no use.
     values = {"DATASETS.CACHE": "no"}
@@ -122,18 +115,20 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
     settings = with_values(cfg, values)
     with reserved(folder):
         with distributed.ending_together():
-            found = find(cfg, arguments, samples) if distributed.is_main() else None
+            found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
         origin, records = distributed.broadcast_from_main(lambda: found)
         missing = [number for number, record in enumerate(records) if record is None]
         own = {}
 
-        def extract(step: Callable[[], None]) -> None:
+        def export(step: Callable[[], None]) -> None:
             for number in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
-                chosen = samples[slices[number]]
-                features = in_dtype(extracted(settings, arguments, model, chosen, step), arguments.dtype)
-                own[number] = write_shard(folder, number, features.numpy(), chosen, origin)
+                part = samples[slices[number]]
+                loader = test_loader(settings, part)
+                features = chosen(cfg, arguments, extract_features(settings, model, loader, after_batch=step))
+                stop_workers(loader)
+                own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
 
-        distributed.in_unequal_steps(extract)
+        distributed.in_unequal_steps(export)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
         about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
@@ -144,15 +139,9 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
                     f"features of {records[0]['width']} numbers, {arguments.dtype}")
 
 
-def extracted(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample],
-              step: Callable[[], None]) -> torch.Tensor:
-    """Features of samples (n, D) float32."""
-    loader = test_loader(cfg, samples)
-    try:
-        (patterns,) = extract_features(cfg, model, loader, after_batch=step)
-    finally:
-        stop_workers(loader)
-    features = patterns[arguments.return_pattern]
+def chosen(cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]) -> torch.Tensor:
+    """The features that are to be written (n, D) float32, of those by case and return pattern."""
+    features = cases[0][arguments.return_pattern]
     return normalise(cfg, features) if arguments.normalise else features
 
 
@@ -179,17 +168,6 @@ def find(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample])
 
 def is_normalised(cfg: CfgNode, arguments: argparse.Namespace) -> bool:
     return arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
-
-
-def check_same(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample]) -> None:
-    """End all processes where they have other configurations, arguments or files than each other."""
-    if distributed.world_size() > 1:
-        given = {f"--{name}": value for name, value in vars(arguments).items() if name in OPTIONS}
-        seen = {**flat(cfg), **given, "the digest of the images' names, sizes and times": samples_digest(samples)}
-        distributed.check_agreement(seen, "start all of them with the same command, and let them see the same files")
-
-
-OPTIONS = ("return_pattern", "split", "output", "shards", "dtype", "normalise", "overwrite")
 
 
 @contextmanager

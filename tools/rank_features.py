@@ -26,9 +26,9 @@ KEYS = {"camera": "cams", "scene": "scenes"}
 
 
 def main() -> None:
-    parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and Rank-k as "
-                                "test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or folders of "
-                                "shards. The queries are in memory, the gallery's shards are read one after the other.")
+    parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
+                                "Rank-k as test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or "
+                                "folders of shards. The queries are in memory, the gallery's shards are read one by one.")
     parser.add_argument("--query", type=Path, required=True, metavar="Q", help="features of the queries")
     parser.add_argument("--gallery", type=Path, required=True, metavar="G", help="features of the gallery")
     parser.add_argument("--feat_norm", choices=("yes", "no"), default="yes",
@@ -52,8 +52,8 @@ def main() -> None:
                       for place in (arguments.query, arguments.gallery))
     check_comparable(query, gallery)
     if arguments.csv and arguments.top > len(gallery):
-        raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most as "
-                        "many.")
+        raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
+                        "as many.")
     key = arguments.exclude or ("scene" if gallery.scenes.any() else "camera")
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),

@@ -8,7 +8,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MISSING_CASES
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.distributed import all_gather_rows
+from demo_sdtps.engine.distributed import all_gather_rows, in_step
 from demo_sdtps.engine.run.state import dataset_of
 from demo_sdtps.engine.runtime import check_features, choose_precision, inference
 from demo_sdtps.engine.transfer import on_cpu, to_device
@@ -37,7 +37,8 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:
-        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+        loaded = batches(loader) if total is None else in_step(batches(loader))
+        for images, _, cameras in progress(loaded, "extracting features", len(loader), unit="batch"):
             images = {modality: to_device(image, device) for modality, image in images.items()}
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
             yield [patterns[3] for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)]

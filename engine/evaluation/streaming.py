@@ -27,8 +27,9 @@ def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[
 
     `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
     (camera or scene) are excluded. As there, equal features may differ in the last bit of their distances. The gallery is read
-    once, and its samples of the queries' identities once before. Memory is that of the queries, of a block, and of some 60 bytes
-    for each pair of a query and a gallery sample of its identity. Raises `ValueError` and `UserError` as `evaluate_ranking`.
+    once, and its samples of the queries' identities once before. Memory is that of the queries, of a block, and of some 60
+    bytes for each pair of a query and a gallery sample of its identity. Raises `ValueError` and `UserError` as
+    `evaluate_ranking`.
     """
     query = query_features.float()
     row, own, match = own_samples_of((len(query), len(gallery)), ids, keys)(slice(None))
