@@ -276,6 +276,33 @@ def dealt(items: Sequence[Item]) -> Iterator[Item]:
         yield from items[turn:turn + world_size()][rank():rank() + 1]
 
 
+class _OtherError(Exception):
+    """Another process has raised `UserError`."""
+
+
+def in_unequal_steps(work: Callable[[Callable[[], None]], None]) -> None:
+    """`work(step)`, which may be of another length in each process, calls `step` often and exchanges nothing else.
+
+    A process thus notices within a step that another has died. Where `work` raises `UserError` in one, all end by `end_all`.
+    """
+    def step() -> None:
+        if any_rank(True, False)[1]:
+            raise _OtherError
+
+    refused, failed = "", False
+    try:
+        work(step)
+    except _OtherError:
+        failed = True
+    except UserError as error:
+        refused = error.args[0]
+    while not failed:
+        is_going_on, failed = any_rank(False, bool(refused))
+        if not is_going_on and not failed:
+            return
+    end_all(next(filter(None, all_gather_object(refused))))
+
+
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
     """End every process by `end_all` where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""
