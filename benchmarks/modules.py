@@ -53,14 +53,14 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     width, count = backbone.width, backbone.num_patches
     plain = Fusion(width, cfg.MODEL.HEAD)
     modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
-    tokens, more = (_tokens(batch, patches, width, device) for patches in (count, 2 * count))
+    tokens, more = (random_tokens(batch, patches, width, device) for patches in (count, 2 * count))
     for inputs in (tokens, more):
-        check_equal("HDM + ATMoE", _evaluate(modules["ours"], inputs), _evaluate(modules["reference"], inputs))
+        check_equal("HDM + ATMoE", evaluate(modules["ours"], inputs), evaluate(modules["reference"], inputs))
 
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"
-    training = in_turns(title, _cases(modules, _train, tokens), rounds, device)
-    evaluation = in_turns(title, _cases(modules, _evaluate, tokens), 2 * rounds, device)
-    with_more = in_turns(title, _cases(modules, _evaluate, more), rounds, device)
+    training = in_turns(title, _cases(modules, train, tokens), rounds, device)
+    evaluation = in_turns(title, _cases(modules, evaluate, tokens), 2 * rounds, device)
+    with_more = in_turns(title, _cases(modules, evaluate, more), rounds, device)
     growth = {name: with_more[name] / evaluation[name] for name in modules}
     added = {name: (with_more[name] - evaluation[name]) / evaluation["reference"] for name in modules}
     return [speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
@@ -86,12 +86,12 @@ def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     ours = MultiModalSDTPS(width, count, **settings)
     plain = ThreeBranches(width, count, **settings).load_ours(ours.state_dict())
     modules = {"reference": Slimmed(plain).to(device), "ours": Slimmed(ours).to(device)}
-    tokens = _tokens(batch, count, width, device)
-    check_equal("SDTPS", _evaluate(modules["ours"], tokens), _evaluate(modules["reference"], tokens))
+    tokens = random_tokens(batch, count, width, device)
+    check_equal("SDTPS", evaluate(modules["ours"], tokens), evaluate(modules["reference"], tokens))
 
     title = f"SDTPS, {batch} triplets, {count} patches"
     rows = [speed_row(f"{title}: {what}", in_turns(title, _cases(modules, work, tokens), rounds, device), SDTPS_TARGET)
-            for what, work in (("evaluation", _evaluate), ("training step", _train))]
+            for what, work in (("evaluation", evaluate), ("training step", train))]
     share = _share_of_forward(model, cfg, device, quick)
     return [*rows, Row("SDTPS: share of the whole forward (backbone, PIFE, SDTPS)", None, share, "%", None,
                        f"≤ {SHARE_TARGET} %", share <= SHARE_TARGET)]
@@ -108,7 +108,7 @@ def _share_of_forward(model: DeMo, cfg: CfgNode, device: torch.device, quick: bo
     return 100 * seconds["sdtps"] / seconds["whole"]
 
 
-def _tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
+def random_tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
     """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
     return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
             {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
@@ -119,11 +119,11 @@ def _cases(modules: Mapping[str, nn.Module], work: Callable, inputs: tuple[ByMod
 
 
 @torch.no_grad()
-def _evaluate(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
+def evaluate(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
     return module.eval()(*inputs)
 
 
-def _train(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
+def train(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
     module.zero_grad()
     leaves = [{name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs]
     module.train()(*leaves).sum().backward()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from demo_sdtps.benchmarks.data import data_rows
+from demo_sdtps.benchmarks.limits import limit_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
@@ -41,6 +42,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
     "search": ("exact search in a million gallery samples", search_rows),
     "compressed": ("search in ten million, compressed by IVF-PQ", compressed_rows),
+    "limits": ("limits of the processor for fusion, SEPS, ranking and re-ranking", limit_rows),
     "data": ("decoding, augmentation, and waiting time of training", data_rows),
 }
 

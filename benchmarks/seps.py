@@ -36,12 +36,12 @@ def seps_speed_rows(quick: bool, device: torch.device = CPU) -> list[Row]:
         plain = PlainSEPS(width, patches, use_paper_version=is_paper).to(device)
         ours = CrossSparseAggrNet(width, patches, use_paper_version=is_paper).to(device)
         ours.load_state_dict(plain.state_dict())
-        for count, what, work in ((evaluated, "evaluation", _evaluate), (trained, "training step", _train)):
+        for count, what, work in ((evaluated, "evaluation", evaluate), (trained, "training step", _train)):
             batch = draw(count, count, patches, width, device)
-            check_equal("SEPS", _evaluate(ours, batch), _evaluate(plain, batch))
+            check_equal("SEPS", evaluate(ours, batch), evaluate(plain, batch))
             title = f"SEPS, {name} version, {count} images × {count} captions: {what}"
             seconds = in_turns(title, {"reference": partial(work, plain, batch), "ours": partial(work, ours, batch)}, 1, device)
-            rows.append(speed_row(title, seconds, TARGET if work is _evaluate else None))
+            rows.append(speed_row(title, seconds, TARGET if work is evaluate else None))
     return rows
 
 
@@ -55,11 +55,11 @@ def draw(images: int, captions: int, patches: int, width: int, device: torch.dev
 
 
 def _evaluate_drawn(images: int, captions: int, patches: int, width: int) -> None:
-    _evaluate(CrossSparseAggrNet(width, patches, use_paper_version=True), draw(images, captions, patches, width))
+    evaluate(CrossSparseAggrNet(width, patches, use_paper_version=True), draw(images, captions, patches, width))
 
 
 @torch.no_grad()
-def _evaluate(network: nn.Module, batch: Batch) -> torch.Tensor:
+def evaluate(network: nn.Module, batch: Batch) -> torch.Tensor:
     return network.eval()(*batch)
 
 

@@ -61,6 +61,9 @@ def check_stages(model: CfgNode) -> None:
     """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
     score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
+    if blocks and model.SLIM_SCORE == "given_map" and not model.SLIM_MAP:
+        raise UserError("MODEL.SLIM_SCORE is 'given_map', but MODEL.SLIM_MAP is empty; give rows of numbers, such as "
+                        "[[0, 1, 0], [1, 2, 1]].")
     if len(blocks) != len(keep):
         raise UserError(f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
                         "block; give both as many.")

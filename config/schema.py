@@ -68,6 +68,12 @@ def three_numbers(value, least: float = -1e9) -> bool:
     return len(value) == 3 and all(type(number) in (int, float) and least < number < 1e9 for number in value)
 
 
+def is_map(value) -> bool:
+    """Whether these are rows of equally many finite numbers, or none."""
+    return all(type(row) is list and len(row) == len(value[0]) > 0 and
+               all(type(number) in (int, float) and math.isfinite(number) for number in row) for row in value)
+
+
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
     Key("RESUME", "no", "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one; otherwise it starts)",
@@ -117,6 +123,8 @@ KEYS = (
         "extra token alone", *NOT_NEGATIVE),
     Key("MODEL.SLIM_DISTIL", 0.0, "weight of the loss that draws SLIM_SCORE learned to what the class token attends to in the "
         "last block", *NOT_NEGATIVE),
+    Key("MODEL.SLIM_MAP", [], "score of each place by SLIM_SCORE given_map: rows of numbers such as [[0, 1, 0], [1, 2, 1]], "
+        "of any resolution; interpolated to the grid of patches", is_map, "rows of equally many finite numbers, or []"),
     Key("MODEL.PIFE_WEIGHTED", False, "weigh the mean of PIFE by the score of the last of SLIM_BLOCKS"),
     Key("MODEL.SELECTOR", "", "token selector, one of modeling/selectors/__init__.py; '': none, or sdtps with USE_SDTPS"),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection); the "

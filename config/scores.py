@@ -21,6 +21,7 @@ SCORES = {
     "sdtps": ScoreEntry("sdtps.SDTPSScore", has_weights=True),
     "position": ScoreEntry("position.Position", has_weights=True),
     "distinct_position": ScoreEntry("position.DistinctPosition", has_weights=True),
+    "given_map": ScoreEntry("position.GivenMap", backbone_only=True),
     "running_distinctness": ScoreEntry("position.RunningDistinctness", has_weights=True),
     "random": ScoreEntry("controls.Random"),
     "tome": ScoreEntry("tome.ToMe", backbone_only=True),

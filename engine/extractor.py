@@ -23,7 +23,7 @@ from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import choose_device, compile_model
+from demo_sdtps.engine.runtime import choose_device, compile_model, free_memory
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 
@@ -68,8 +68,11 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
     reads foreground masks.
     """
 
-    def __init__(self, settings: str, num_class: int, camera_num: int):
+    def __init__(self, settings: str = "", num_class: int = 0, camera_num: int = 0):
         super().__init__()
+        if not settings:  # `from_pretrained` passes what config.json has
+            raise UserError("There is no configuration of the model; give a folder or a repository that save_pretrained or "
+                            "push_to_hub has written, with its config.json.")
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         if reads_masks(self.cfg, training=False):
             raise UserError(f"MODEL.SLIM_SCORE is {self.cfg.MODEL.SLIM_SCORE!r}, which reads foreground masks; own images have "
@@ -130,7 +133,19 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
-        return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+        batch = fitting_batch(cfg.TEST.IMS_PER_BATCH, self.model.backbone, free_memory(choose_device(self.cfg)))
+        return DataLoader(dataset, batch_size=batch, **loader_kwargs(cfg, dataset))
+
+
+def fitting_batch(wanted: int, backbone: Backbone, memory: int) -> int:
+    """The number of triplets, 1 to `wanted`, whose tensors at any time of the inference fit into half of `memory` bytes.
+
+    Estimated, for float32, as 16 copies of the tokens and the attention of a block: about twice what ViT-B/16 takes.
+    """
+    first: Any = backbone.vit.blocks[0]
+    tokens, heads = 1 + backbone.num_patches, first.attn.num_heads
+    triplet = 4 * len(MODALITIES) * tokens * (16 * backbone.vit.embed_dim + heads * tokens)
+    return max(1, min(wanted, memory // 2 // triplet))
 
 
 @contextmanager

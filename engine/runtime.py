@@ -4,6 +4,7 @@ import math
 import os
 import random
 import shutil
+import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -41,6 +42,17 @@ def choose_device(cfg: CfgNode) -> torch.device:
                         f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
                         "another GPU.")
     return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on `device`; of a CPU what Linux estimates, and no limit on other systems."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        return 1024 * int(known["MemAvailable"].split()[0])
+    except (OSError, KeyError):
+        return sys.maxsize
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:

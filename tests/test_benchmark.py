@@ -23,7 +23,7 @@ def test_the_page_shows_what_was_measured(measured):
 
 def test_every_part_was_measured():
     measured = {part for name in PAGES for part in record_of(name)["parts"]}
-    assert measured == set(benchmark.PARTS) - {"compressed"}  # docs/search.md says that it was not
+    assert measured == set(benchmark.PARTS)
 
 
 def record_of(measured):

@@ -99,6 +99,23 @@ def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_p
     assert np.allclose(found, reid.features(**files), atol=1e-6)
 
 
+@pytest.mark.parametrize("memory, largest", [(0, 1), (1 << 40, SHOWN)])
+def test_a_batch_is_as_large_as_the_memory_allows(reid, files, monkeypatch, memory, largest):
+    seen, expected = [], reid.features(**files)
+    monkeypatch.setattr(extractor, "free_memory", lambda device: memory)
+    hook = reid.model.backbone.vit.patch_embed.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    assert np.allclose(reid.features(**files), expected, atol=1e-6)
+    hook.remove()
+    assert max(seen) in (largest, len(files) * largest)  # the modalities of a triplet alone, or together
+
+
+def test_a_configuration_that_is_missing_is_told(reid, tmp_path):
+    reid.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match=r"with its config\.json"):
+        demo_sdtps.Extractor.from_pretrained(tmp_path)
+
+
 def test_a_saved_model_gives_the_same_features_without_the_paths_of_its_training(reid, files, tiny_root, tmp_path):
     reid.save_pretrained(tmp_path / "hub")
     assert {path.name for path in (tmp_path / "hub").iterdir()} >= {"config.json", "model.safetensors"}

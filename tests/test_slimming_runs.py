@@ -84,6 +84,9 @@ def slim(blocks, keep, *more):
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), ["SLIM_SCORE is 'supervised'", "JOINT_AUGMENTATION is False"]),
     (["MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "True"], ["PIFE_WEIGHTED is True", "SLIM_BLOCKS"]),
     (slim("[2]", "[0.5]", "MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "False"), ["PIFE_WEIGHTED", "GLOBAL_LOCAL"]),
+    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "given_map"), ["SLIM_SCORE is 'given_map'", "SLIM_MAP is empty", "give rows"]),
+    (["MODEL.SLIM_MAP", "[[1, 2], [3]]"], ["MODEL.SLIM_MAP", "[[1, 2], [3]]", "rows of equally many finite numbers"]),
+    (["MODEL.SLIM_MAP", "[1, 2]"], ["MODEL.SLIM_MAP", "[1, 2]", "rows of equally many finite numbers"]),
     (["MODEL.SLIM_LOSS_WEIGHT", "-1"], ["SLIM_LOSS_WEIGHT", "-1", "0 or greater"]),
     (["MODEL.SLIM_HIDDEN", "0"], ["SLIM_HIDDEN", "greater than 0"]),
 ])

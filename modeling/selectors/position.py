@@ -3,6 +3,7 @@ from abc import abstractmethod
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
@@ -79,6 +80,21 @@ class DistinctPosition(Position):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return super().score(tokens, context) * distinctness(tokens)
+
+
+class GivenMap(Score):
+    """MODEL.SLIM_MAP at the place of the patch, interpolated bilinearly to the grid (as `interpolate` of torch, align_corners
+    False); it is never trained, so that any checkpoint can be evaluated with it."""
+
+    map: torch.Tensor
+
+    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+        super().__init__(cfg, width, grid)
+        given = torch.tensor(cfg.MODEL.SLIM_MAP, dtype=torch.float32)
+        self.register_buffer("map", F.interpolate(given[None, None], grid, mode="bilinear").flatten(), persistent=False)
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return self.map[context.places_of(context.modality)]
 
 
 class RunningDistinctness(RunningMap):

@@ -49,6 +49,16 @@ def patches_unlike_the_mean_are_kept(cfg):
     return bool((likeness.masked_fill(~kept, -1).amax(dim=1) <= likeness.masked_fill(kept, 1).amin(dim=1)).all())
 
 
+RIGHT_HALF, UPPER_HALF = [place for place in range(32) if place % 4 >= 2], list(range(16))
+
+
+@effect("MODEL.SLIM_MAP", {"[[0, 1]]": RIGHT_HALF, "[[1], [0]]": UPPER_HALF}, "MODEL.SLIM_SCORE", "given_map", *ONE_STAGE)
+@torch.no_grad()
+def places_that_the_map_keeps(cfg):
+    (stage,) = model_of(cfg).eval().encode(*images_of(cfg)).stages
+    return stage.kept["NI"][0].tolist()
+
+
 @effect("MODEL.SLIM_SHARED", {"True": True, "False": False}, *ONE_STAGE)
 @torch.no_grad()
 def all_modalities_keep_the_same_places(cfg):

@@ -1,0 +1,156 @@
+"""Limits of the processor for what the benchmarks measure (rooflines, docs/performance.md): operations at the speed of a large
+matrix product, data at the bandwidth of a copy."""
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from yacs.config import CfgNode
+
+from demo_sdtps.benchmarks import data, seps
+from demo_sdtps.benchmarks.modules import Fast, evaluate, random_tokens, train
+from demo_sdtps.benchmarks.plain.fusion import Fusion
+from demo_sdtps.benchmarks.ranking import clustered
+from demo_sdtps.benchmarks.rows import Row
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets.images import decode
+from demo_sdtps.engine.evaluation.metrics import FEW, PIECE, evaluate_distances, squared_distances
+from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.seps import CrossSparseAggrNet
+
+Work = Callable[[], object]
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of the inputs and outputs of every operation inside; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given, made = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+                       for tree in ((args, kwargs), found))
+        places = {tensor.untyped_storage().data_ptr() for tensor in given}
+        is_view = not func._schema.is_mutable and any(tensor.untyped_storage().data_ptr() in places for tensor in made)
+        if not is_view:
+            self.total += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+        return found
+
+
+def limit_rows(quick: bool = False) -> list[Row]:
+    """Speeds of the processor, and the limits that follow from them, beside the seconds of this code; a ratio of 1 is optimal."""
+    size, copied, rounds = (64, 1 << 16, 1) if quick else (2048, 1 << 28, 5)
+    operations, bandwidth, comparisons = product_speed(size, rounds), copy_speed(copied, rounds), comparison_speed(rounds)
+    rows = [Row(f"matrix product of {size:,} × {size:,}, float32", None, operations / 1e9, "GFLOP/s", None),
+            Row("copy in memory, read and written", None, bandwidth / 1e9, "GB/s", None),
+            Row("comparisons of numbers in the cache", None, comparisons / 1e9, "G/s", None)]
+    for what, work in (*fusion_works(load_cfg("RGBNT201/DeMo.yml"), quick), *seps_works(quick), reranking_work(quick)):
+        flops, traffic = counted(work)
+        seconds = fastest(work, rounds)
+        for limit, told in ((flops / operations, "its operations at the speed of a matrix product"),
+                            (traffic / bandwidth, "inputs and outputs of its operations at the speed of a copy"),
+                            (flops / operations + traffic / bandwidth, "both, one after the other")):
+            rows.append(Row(f"{what}: {told}", limit, seconds, "s", limit / seconds))
+    return [*rows, ranking_row(quick, comparisons, rounds), decoding_row(quick, rounds)]
+
+
+def fastest(work: Work, rounds: int) -> float:
+    """The least seconds of `work`, after a warm-up."""
+    work()
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def counted(work: Work) -> tuple[int, int]:
+    """Floating-point operations of the matrix products and attentions of `work`, and the bytes of `Traffic`."""
+    with FlopCounterMode(display=False) as flops:
+        work()
+    with Traffic() as traffic:
+        work()
+    return flops.get_total_flops(), traffic.total
+
+
+def product_speed(size: int, rounds: int) -> float:
+    """Operations per second of a product of two square float32 matrices."""
+    one, other = torch.randn(2, size, size)
+    return 2 * size**3 / fastest(partial(torch.mm, one, other), rounds)
+
+
+def copy_speed(count: int, rounds: int) -> float:
+    """Bytes per second, read and written, of a copy of `count` bytes by all threads."""
+    source, target = torch.zeros(2, count, dtype=torch.uint8)
+    return 2 * count / fastest(partial(target.copy_, source), rounds)
+
+
+def comparison_speed(rounds: int, repeats: int = 200) -> float:
+    """Comparisons per second of NumPy, by as many threads as torch has, each in its core's cache."""
+    threads = torch.get_num_threads()
+
+    def compare(values: np.ndarray) -> None:
+        limits, space = np.zeros((FEW, 1), np.float32), np.empty((FEW, PIECE), bool)
+        for _ in range(repeats):
+            np.less_equal(values, limits, out=space)
+
+    with ThreadPoolExecutor(threads) as pool:
+        numbers = [np.random.rand(PIECE).astype(np.float32) for _ in range(threads)]
+        return threads * repeats * FEW * PIECE / fastest(lambda: list(pool.map(compare, numbers)), rounds)
+
+
+def fusion_works(cfg: CfgNode, quick: bool) -> list[tuple[str, Work]]:
+    """HDM with ATMoE in evaluation and training."""
+    batch, backbone = 2 if quick else 64, make_backbone(cfg, camera_num=1)  # only for its shapes
+    module = Fast(Fusion(backbone.width, cfg.MODEL.HEAD), backbone.width, cfg.MODEL.HEAD)
+    tokens = random_tokens(batch, backbone.num_patches, backbone.width, torch.device("cpu"))
+    title = f"HDM + ATMoE, {batch} triplets"
+    return [(f"{title}, {what}", partial(work, module, tokens))
+            for what, work in (("evaluation", evaluate), ("training step", train))]
+
+
+def seps_works(quick: bool) -> list[tuple[str, Work]]:
+    """The open version of SEPS in evaluation."""
+    count, patches, width = (4, 16, 32) if quick else (64, 196, 512)
+    network, batch = CrossSparseAggrNet(width, patches, use_paper_version=False), seps.draw(count, count, patches, width)
+    return [(f"SEPS, open version, {count} × {count}, evaluation", partial(seps.evaluate, network, batch))]
+
+
+def reranking_work(quick: bool) -> tuple[str, Work]:
+    """k-reciprocal re-ranking of other images on both sides."""
+    queries, gallery, width = (30, 60, 16) if quick else (836, 836, 1536)
+    return f"re-ranking, {queries} + {gallery}", partial(k_reciprocal, *clustered(queries, gallery, width)[:2])
+
+
+def ranking_row(quick: bool, comparisons: float, rounds: int) -> Row:
+    """mAP and CMC of given distances, beside the comparison of each distance with each match of its query."""
+    queries, gallery, width = (40, 300, 16) if quick else (3368, 15_913, 128)
+    query, other, query_ids, gallery_ids, *cameras = clustered(queries, gallery, width)
+    distance = squared_distances(query, other)
+    seconds = fastest(lambda: evaluate_distances(distance, query_ids, gallery_ids, *cameras), rounds)
+    matches = sum(((query_ids[row] == gallery_ids) & (cameras[0][row] != cameras[1])).sum().item() for row in range(queries))
+    limit = matches * gallery / comparisons
+    return Row(f"mAP and CMC of distances, {queries:,} × {gallery:,}: each distance compared with each match of its query",
+               limit, seconds, "s", limit / seconds)
+
+
+def decoding_row(quick: bool, rounds: int) -> Row:
+    """Loading and augmentation of a triplet beside the decoding of its files alone, in one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        data.draw(Path(folder), *data.FITTING, identities=2 if quick else 4)
+        _, samples = data.training_samples(Path(folder))
+        files = [path for sample in samples for path in sample.paths]
+        seconds = fastest(lambda: [decode(path) for path in files], rounds) / len(samples)
+        whole = data.loading_seconds(Path(folder), rounds)["ours"]
+    return Row("decoding and augmentation of a triplet: its decoding alone", seconds, whole, "s", seconds / whole)

@@ -1,0 +1,34 @@
+"""Limits of the processor in the benchmark: what is counted, and the rows."""
+import pytest
+import torch
+from torch import nn
+
+from demo_sdtps.benchmarks.limits import counted, limit_rows
+
+FLOAT = 4  # bytes
+
+
+def test_products_are_counted_with_what_they_read_and_write():
+    one, other = torch.randn(2, 3), torch.randn(3, 5)
+    assert counted(lambda: one @ other) == (2 * 2 * 3 * 5, FLOAT * (6 + 15 + 10))
+
+
+def test_views_move_nothing_and_operations_in_place_do():
+    tensor = torch.zeros(8, 4)
+    assert counted(lambda: tensor[2:].T.view(4, 6)) == (0, 0)
+    assert counted(lambda: tensor[0].add_(1)) == (0, FLOAT * (4 + 4))
+
+
+def test_the_backward_pass_is_counted():
+    layer, images = nn.Linear(3, 5, bias=False), torch.randn(7, 3)
+    flops, traffic = counted(lambda: layer(images).sum().backward())
+    assert flops == 2 * (2 * 7 * 3 * 5)  # forward, and the gradient of the weight
+    assert traffic > counted(lambda: layer(images))[1]
+
+
+@pytest.mark.slow
+def test_every_row_has_its_limit_beside_the_time():
+    rows = limit_rows(quick=True)
+    limits = [row for row in rows if row.reference is not None]
+    assert len(rows) > len(limits) > 8
+    assert all(row.ratio == row.reference / row.ours and row.unit == "s" for row in limits)
