@@ -1,15 +1,12 @@
 """test_net.py and tools/search.py by several processes that torchrun starts, on one machine and on two: as by one."""
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import CONFIG, QUERIES, ROOT, checkpoint_file, cli_args_for, near
-from test_distributed import children_of, command_of, torchrun, wait_for
+from test_distributed import kill_one_of_two, torchrun
 from test_search_command import rows_of
 
 from demo_sdtps import test_net
@@ -135,17 +132,7 @@ def test_an_image_that_one_process_cannot_read_is_one_sentence_and_the_index_has
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_search_and_leaves_no_half_file(command, weights, folders, tmp_path):
     words = ["--weight", weights, *folders[0], "--index", tmp_path / "index", "--csv", tmp_path / "x.csv"]
-    starter = subprocess.Popen(command_of("tools/search.py", *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               text=True)
-    try:
-        wait_for(starter, tmp_path / "index" / LOCK)  # the processes are connected
-        workers = children_of(starter.pid)
-        os.kill(workers[-1], signal.SIGKILL)
-        assert starter.wait(60) == 1
-        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    finally:
-        starter.kill()
-        starter.stderr.close()
+    kill_one_of_two(tmp_path / "index" / LOCK, "tools/search.py", *words)
     assert not (tmp_path / "x.csv").exists()
     code, stdout, stderr = command(search.main, *words)
     assert code == 0 and f"{QUERIES} triplets" in stdout and (tmp_path / "x.csv").exists(), stderr
