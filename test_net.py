@@ -6,14 +6,18 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
+from collections.abc import Mapping
 
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from yacs.config import CfgNode
+
+from demo_sdtps.config.cli import add_output, config_parser, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.distributed import ending_together, is_main, processes
 from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
-from demo_sdtps.engine.evaluation.reports import missing_table, reid_caption, reid_record, reid_table
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.evaluation.reports import Record, missing_table, reid_caption, reid_record, reid_table
+from demo_sdtps.engine.load import load_model_and_data, parse_in_all
 
 
 def main() -> None:
@@ -22,13 +26,20 @@ def main() -> None:
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
                            checkpoint=weight_flag())
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    arguments, cfg = parse(parser)
-    model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
-    cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
-    caption = reid_caption(cfg, data)
-    if arguments.json:
-        write_json(arguments.json, {"caption": caption, "cases": cases})
+    with processes():
+        arguments, cfg = parse_in_all(parser)
+        model, splits = load_model_and_data(cfg, several=True)
+        with ending_together():
+            data = make_test_data(cfg, splits["query"], splits["gallery"])
+        cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
+        if is_main():
+            report(cfg, cases, reid_caption(cfg, data), arguments.json)
+
+
+def report(cfg: CfgNode, cases: Mapping[str, Record], caption: str, path: Path | None) -> None:
+    """Write the records by case of TEST.MISS to `path`, if any, and print them as a table."""
+    if path:
+        write_json(path, {"caption": caption, "cases": cases})
     table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
     print_lines(caption, *table.splitlines())
 

@@ -11,12 +11,22 @@ import logging
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import add_overwrite, config_parser, parse, run
+from demo_sdtps.config.load import flat
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.distributed import (
+    check_agreement,
+    check_shares,
+    ending_together,
+    fetched,
+    is_main,
+    processes,
+    share,
+)
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
+from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.run.tracking import check_tracking
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.seps.captions import caption_loader
@@ -36,27 +46,34 @@ def main() -> None:
         "example: python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
     add_overwrite(parser, REPLACE_RUN)
     arguments, cfg = parse(parser)
-    check_single("train_seps.py")
-    with locked_output(cfg, data_folders(cfg)):
+    check_shares(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
+    with processes(), locked_output(cfg, data_folders(cfg)):
         train_run(cfg, arguments.overwrite)
 
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
-    """Start or resume the run of `cfg`."""
-    device = choose_device(cfg)
-    resumed = find_run(cfg, overwrite, SEPS_SCHEMA)
+    """Start or resume the run of `cfg`, in each of the connected processes."""
+    check_agreement({**flat(cfg, SEPS_SCHEMA), "--overwrite": overwrite}, "start all of them with the same configuration")
+    with ending_together():
+        device = choose_device(cfg)
+        resumed = find_run(cfg, overwrite, SEPS_SCHEMA)
+    check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):
-        mark_finished(resumed)
-        print_lines(resumed.all_done)
+        if is_main():
+            mark_finished(resumed)
+            print_lines(resumed.all_done)
         return
-    check_tracking(cfg)
-    splits = read_caption_splits(cfg)
-    tokenizer = load_tokenizer(cfg)
+    with ending_together():
+        check_tracking(cfg)
+        splits = read_caption_splits(cfg)
+    tokenizer = fetched(lambda: load_tokenizer(cfg))
     set_seed(cfg.SOLVER.SEED)
-    model, report = make_seps(cfg, pretrained=not resumed)
-    loader = caption_loader(cfg, splits["train"], tokenizer)
-    dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
-    test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    model, report = fetched(lambda: make_seps(cfg, pretrained=not resumed))
+    with ending_together():
+        loader = caption_loader(cfg, splits["train"], tokenizer)
+        dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
+        test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    sampler_of(loader).share = share
     files = {f"{name} images": split.paths for name, split in splits.items()}
     data = check_data(cfg, resumed, loader, files, data_texts(splits, {"train": loader, "dev": dev, "test": test}))
 

@@ -121,6 +121,7 @@ def write_index(folder: Path, gallery: int, width: int) -> None:
 def opened(folder: Path) -> Index:
     index = read_index(folder)
     assert index is not None
+    index.checked.clear()  # as the first search after they were written
     check_files(index, "flat")
     return index
 

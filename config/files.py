@@ -13,6 +13,8 @@ from typing import Any
 from demo_sdtps.config.common import UserError
 from demo_sdtps.config.lock import check_lock
 
+SETTLED = 2_000_000_000  # nanoseconds: the next change of a younger file might not show in its times
+
 
 def check_output_file(path: Path, suffix: str, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> Path:
     """`path`. Raises `UserError` where no file with this suffix can be written, where one exists that `overwrite` does not
@@ -92,6 +94,18 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_stamp(path: str | Path) -> str:
+    """What changes when a file does: its inode, size in bytes, and times of modification and of status change in nanoseconds;
+    of the target where it is a link."""
+    found = os.stat(path)
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def is_settled(stamp: str, now: int) -> bool:
+    """Whether a `file_stamp` is old enough at `now`, in nanoseconds, that a later change of the file alters it."""
+    return max(map(int, stamp.split()[2:])) < now - SETTLED
 
 
 def sha256(path: str | Path) -> str:

@@ -11,6 +11,9 @@ class Lines(str):
     def __new__(cls, *lines: str) -> "Lines":
         return super().__new__(cls, "\n".join(map(printable, lines)))
 
+    def __reduce__(self) -> tuple:  # pickled as a str, its line breaks would be escaped
+        return Lines, tuple(self.split("\n"))
+
 
 def printable(text: str) -> str:
     """`text` with control characters escaped, so that they neither break the line nor reach the terminal; `Lines` as they

@@ -103,20 +103,32 @@ def image_sizes(paths: Sequence[str], threads: int | None = None) -> list[tuple[
     return _read_every(_size_of, paths, "reading headers", threads)
 
 
+def unreadable(paths: Sequence[str]) -> dict[str, str]:
+    """The images that cannot be read, each with the reason, such as "(it is empty)"."""
+    found = zip(paths, _attempts(_check, paths, "verifying images"), strict=True)
+    return {path: error.removeprefix(f"{path} cannot be read ") for path, (_, error) in found if error}
+
+
 def _read_every(read: Callable[[str], T], paths: Sequence[str], title: str, threads: int | None) -> list[T]:
     """`read` of every path. Raises a `UserError` that lists all files that cannot be read."""
+    found = list(_attempts(read, paths, title, threads))
+    errors = [error for _, error in found if error]
+    if errors:
+        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
+                              *(f"  {error}" for error in errors)))
+    return [result for result, _ in found]  # type: ignore[misc]  # None comes with an error
+
+
+def _attempts(read: Callable[[str], T], paths: Sequence[str], title: str,
+              threads: int | None = None) -> Iterator[tuple[T | None, str]]:
+    """`read` of every path and "", or None and the sentence on a file that cannot be read, from its path on."""
     def attempt(path: str) -> tuple[T | None, str]:
         try:
             return read(path), ""
         except UserError as error:
             return None, str(error).removeprefix("The image ")
 
-    found = list(_parallel(attempt, paths, title, threads=threads))
-    errors = [error for _, error in found if error]
-    if errors:
-        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
-                              *(f"  {error}" for error in errors)))
-    return [result for result, _ in found]  # type: ignore[misc]  # None comes with an error
+    return _parallel(attempt, paths, title, threads=threads)
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:

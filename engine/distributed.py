@@ -3,14 +3,18 @@
 In a single process every function here does nothing. Several processes share each batch of a single one: losses, BatchNorm
 statistics and rankings are those of the whole batch.
 """
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
@@ -18,12 +22,15 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.printing import print_error
 from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.modeling.collectives import gather, synchronise
+from demo_sdtps.modeling.collectives import gather, sum_of_all, synchronise
 
 Item = TypeVar("Item")
 
 ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
 """Parts of the errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
+
+PATIENCE = 10
+"""Seconds in which torchrun ends a process whose neighbour has ended; it does so in less than one."""
 
 
 def world_size() -> int:
@@ -48,7 +55,7 @@ def local_rank() -> int:
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """Inside, the processes that torchrun started, if any, are connected."""
+    """Inside, the processes that torchrun started, if any, are connected; the main one alone logs and warns."""
     if launched() == 1:
         yield
         return
@@ -59,27 +66,36 @@ def processes() -> Iterator[None]:
     torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    if not is_main():
+        logging.disable()
+        warnings.simplefilter("ignore")
     try:
         yield
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ENDED):
             raise
+        # On the same machine torchrun ends this process now, and the sentence of the other one is the only one.
+        time.sleep(PATIENCE)
         raise UserError("Another process of this run has ended; its own message gives the reason.") from None
     # Not after an error: it would wait for the other processes, which torchrun ends only after this one.
     dist.destroy_process_group()
 
 
 def check_launch(cfg: CfgNode) -> None:
-    """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, or the processes cannot share a batch equally."""
-    count = launched()
+    """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, and as `check_shares`."""
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
         raise UserError("MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
                         "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False.")
     groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
     if cfg.DATALOADER.SAMPLER != "softmax":
         groups, what = groups // cfg.DATALOADER.NUM_INSTANCE, "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
-    if groups % count:
-        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which {count} "
+    check_shares(cfg, groups, what)
+
+
+def check_shares(cfg: CfgNode, groups: int, what: str) -> None:
+    """Raise `UserError` where the processes cannot share equally the `groups` (`what` in the sentence) of a training batch."""
+    if groups % launched():
+        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which {launched()} "
                         "processes cannot share equally; set it to a multiple.")
 
 
@@ -102,14 +118,19 @@ def replicated(model: nn.Module) -> nn.Module:
     if world_size() == 1:
         return model
     synchronise(model)
-    device = next(model.parameters()).device
-    # A static graph allows parameters without a gradient, such as SDTPS's score MLP where no token is dropped.
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, static_graph=True)
+    # A static graph allows parameters without a gradient, such as SDTPS's score MLP where no token is dropped. Without
+    # device_ids, arguments on the CPU, such as the lengths of captions, stay there.
+    return DistributedDataParallel(model, static_graph=True)
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
     return gather(tensor) if world_size() > 1 else tensor
+
+
+def summed(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of the tensors of all processes, which have one shape."""
+    return sum_of_all(tensor) if world_size() > 1 else tensor
 
 
 def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -119,6 +140,15 @@ def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     whole = rows.new_empty(world_size() * len(rows), *rows.shape[1:])
     dist.all_gather(list(whole.chunk(world_size())), rows.contiguous())
     return whole[:count]
+
+
+def all_gather_parts(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """The rows (`counts[rank]`, D) of each process, by rank; without gradients."""
+    if world_size() == 1:
+        return [rows]
+    most = max(counts)
+    whole = all_gather_rows(F.pad(rows, (0, 0, 0, most - len(rows))), most * world_size())
+    return [part[:count] for part, count in zip(whole.split(most), counts, strict=True)]
 
 
 def share(items: Sequence[Item]) -> list[Item]:
@@ -163,12 +193,32 @@ def first_on_machine() -> Iterator[None]:
 
 
 def end_all(refused: str) -> None:
-    """Raise `refused`, if any, as `UserError` in the main process; the others exit with 0, so that torchrun does not end the
-    main process before its sentence."""
-    if refused and is_main():
+    """Raise `refused`, if any, as `UserError`; several processes all end with code 2, and the main one reports it."""
+    if refused and world_size() == 1:
         raise UserError(refused)
     if refused:
-        sys.exit(0)
+        if is_main():
+            print_error(refused)
+        # torchrun kills all processes after the end of the first, which must not be before the report.
+        all_gather_object(None)
+        sys.exit(2)
+
+
+@contextmanager
+def ending_together() -> Iterator[None]:
+    """Inside, a `UserError` of any process ends all by `end_all`, which is reported once.
+
+    All processes enter and leave it. What they exchange inside is by further contexts of this kind, or before any of them can
+    raise.
+    """
+    refused = ""
+    try:
+        yield
+    except UserError as error:
+        if world_size() == 1:
+            raise
+        refused = error.args[0]
+    end_all(next(filter(None, all_gather_object(refused)), ""))
 
 
 def fetched(work: Callable[[], Item]) -> Item:
@@ -178,28 +228,88 @@ def fetched(work: Callable[[], Item]) -> Item:
     """
     things: list[Item] = []
     for is_first in (True, False):
-        refused = ""
-        if is_first == (not local_rank()):
-            try:
+        with ending_together():
+            if is_first == (not local_rank()):
                 things.append(work())
-            except UserError as error:
-                refused = str(error)
-        end_all(next(filter(None, all_gather_object(refused)), ""))
     return things[0]
 
 
+def once_per_machine(read: Callable[[], tuple[dict[str, torch.Tensor], Item]]) -> tuple[dict[str, torch.Tensor], Item]:
+    """What `read` gives, tensors on the CPU and an object, in every process: one of each machine reads and passes it on.
+
+    Where it raises `UserError` in one process, all end by `end_all`.
+    """
+    if world_size() == 1:
+        return read()
+    tensors: dict[str, torch.Tensor] = {}
+    things: list = [None, None]
+    with ending_together():
+        if not local_rank():
+            tensors, rest = read()
+            things = [{name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, rest]
+    first = rank() - local_rank()  # torchrun numbers the processes of a machine one after the other
+    machine: Any = dist.new_group(list(range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))), backend="gloo",
+                                  use_local_synchronization=True)
+    dist.broadcast_object_list(things, first, machine)
+    found = {}
+    for name, (shape, dtype) in things[0].items():
+        found[name] = tensors.pop(name).contiguous() if tensors else torch.empty(shape, dtype=dtype)
+        dist.broadcast(found[name].reshape(-1).view(torch.uint8), first, machine)  # as bytes: gloo does not know every type
+    return found, things[1]
+
+
+def in_step(items: Iterable[Item]) -> Iterator[Item]:
+    """`items`, of which every process has equally many; before each, those of several machines exchange a sign of life.
+
+    torchrun ends the processes of a machine of which one has died; those of another machine notice it in this exchange.
+    """
+    is_alone = int(os.environ.get("GROUP_WORLD_SIZE", 1)) == 1
+    for item in items:
+        if not is_alone:
+            any_rank(True)
+        yield item
+
+
+def dealt(items: Sequence[Item]) -> Iterator[Item]:
+    """This process's part `items[rank::world size]` of all items, `in_step` with the other processes."""
+    for turn in in_step(range(0, len(items), world_size())):
+        yield from items[turn:turn + world_size()][rank():rank() + 1]
+
+
+class _OtherError(Exception):
+    """Another process has raised `UserError`."""
+
+
+def in_unequal_steps(work: Callable[[Callable[[], None]], None]) -> None:
+    """`work(step)`, which may be of another length in each process, calls `step` often and exchanges nothing else.
+
+    A process thus notices within a step that another has died. Where `work` raises `UserError` in one, all end by `end_all`.
+    """
+    def step() -> None:
+        if any_rank(True, False)[1]:
+            raise _OtherError
+
+    refused, failed = "", False
+    try:
+        work(step)
+    except _OtherError:
+        failed = True
+    except UserError as error:
+        refused = error.args[0]
+    while not failed:
+        is_going_on, failed = any_rank(False, bool(refused))
+        if not is_going_on and not failed:
+            return
+    end_all(next(filter(None, all_gather_object(refused))))
+
+
 def check_agreement(seen: Mapping[str, object], advice: str) -> None:
-    """End every process with code 2 where an entry of `seen` differs between them, such as on machines without a shared file
+    """End every process by `end_all` where an entry of `seen` differs between them, such as on machines without a shared file
     system. The main one reports the first entry that differs, both values and ranks; `advice` ends its sentence."""
     found = all_gather_object({name: str(value) for name, value in seen.items()})
     for name in dict.fromkeys(name for own in found for name in own):
         values = [own.get(name, "absent") for own in found]
         other = next((place for place, value in enumerate(values) if value != values[0]), None)
-        if other is None:
-            continue
-        if is_main():
-            print_error(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
-                        f"{other}; {advice}.")
-        # torchrun kills all processes after the end of the first, which must not be before the report.
-        all_gather_object(None)
-        sys.exit(2)
+        if other is not None:
+            end_all(f"The processes of this run do not agree: {name} is {values[0]} in rank 0 and {values[other]} in rank "
+                    f"{other}; {advice}.")

@@ -16,6 +16,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
 from demo_sdtps.datasets.transforms import Transform
+from demo_sdtps.engine.distributed import share
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
 
@@ -54,19 +55,20 @@ def caption_loader(cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokeni
     """
     sampler = shuffled_batches(len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
     captions, long_captions = encode_captions(cfg, split, tokenizer)
-    dataset = _image_dataset(cfg, split, split.image_of, CropTransform(cfg))
+    dataset = _image_dataset(cfg, split.paths, split.image_of, CropTransform(cfg))
     return CaptionLoader(dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
-    """Every image of the split once, in order, without augmentation; for `image_batches`."""
-    dataset = _image_dataset(cfg, split, range(len(split.paths)), resize_transform(cfg))
+    """This process's `share` of the split's images, in order, without augmentation; for `image_batches`."""
+    own = share(split.paths)
+    dataset = _image_dataset(cfg, own, range(len(own)), resize_transform(cfg))
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
-def _image_dataset(cfg: CfgNode, split: ImageTexts, image_of: Sequence[int], transform: Transform) -> ImageDataset:
-    """Samples (images, index): sample i has the image `split.paths[image_of[i]]`."""
-    paths = [(path,) for path in split.paths]
+def _image_dataset(cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Transform) -> ImageDataset:
+    """Samples (images, index): sample i has the image `files[image_of[i]]`."""
+    paths = [(file,) for file in files]
     targets = [(index,) for index in range(len(image_of))]
     return ImageDataset(paths, targets, transform, use_cache(cfg, paths, _decode), _decode, image_of)
 

@@ -1,10 +1,12 @@
 """The SEPS model (docs/seps.md): two towers, and the network that compares every image with every caption."""
 import torch
+import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.printing import Lines
+from demo_sdtps.engine.distributed import gathered, world_size
 from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 
@@ -22,13 +24,29 @@ class SEPS(nn.Module):
                 long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
         """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks.
 
-        Lengths (B_t,) on the CPU spare a GPU the waiting for their largest.
+        In training, several processes compare their own images with the captions of all, B_t of each process. Lengths (B_t,)
+        on the CPU spare a GPU the waiting for their largest.
         """
         long = None
         if long_captions is not None and long_lengths is not None:
             with torch.no_grad():  # the network passes no gradient to long captions
                 long = self.text_tower(long_captions, long_lengths)
-        return self.network(self.image_tower(images), self.text_tower(captions, lengths), lengths, long, long_lengths)
+        tokens, words = self.image_tower(images), self.text_tower(captions, lengths)
+        if self.training and world_size() > 1:
+            words, lengths = _of_all(words, lengths)
+            if long is not None and long_lengths is not None:
+                long, long_lengths = _of_all(long, long_lengths)
+        return self.network(tokens, words, lengths, long, long_lengths)
+
+
+def _of_all(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients.
+
+    Captions have fewer tokens than images, and whatever is computed once per image is computed in one process only.
+    """
+    lengths = gathered(lengths)
+    # In float32, as the network reads them, so that their gradients are summed in float32 too.
+    return gathered(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from yacs.config import CfgNode
 
+from demo_sdtps.engine.distributed import gathered, replicated
 from demo_sdtps.engine.evaluation.reports import percent_table
 from demo_sdtps.engine.optim import grouped
 from demo_sdtps.engine.run.data import Fingerprint
@@ -30,6 +31,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
     def __init__(self, cfg: CfgNode, model: SEPS, loader: CaptionLoader, dev: RetrievalData, test: RetrievalData,
                  data: Fingerprint):
         super().__init__(cfg, model, loader, [dev.loader, test.loader], [make_optimizer(cfg, model)], data)
+        self.network = replicated(model)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
 
     def begin_epoch(self, epoch: int) -> None:
@@ -43,9 +45,11 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         images, captions, image_ids = (to_device(part, self.device) for part in (batch.images, batch.captions, batch.image_ids))
         long_captions = None if batch.long_captions is None else to_device(batch.long_captions, self.device)
         with autocast(self.device, self.precision):
-            similarities, masks = self.model(images, captions, batch.lengths, long_captions, batch.long_lengths)
-        loss, align, ratio = self.losses(similarities.float(), masks, image_ids)
-        count = len(batch.images)
+            similarities, masks = self.network(images, captions, batch.lengths, long_captions, batch.long_lengths)
+        # Each of several processes has the rows of its images, and computes the loss of the whole batch.
+        similarities, image_ids = gathered(similarities.float()), gathered(image_ids)
+        loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
+        count = len(similarities)
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
 
     def evaluate(self, epoch: int) -> Evaluation:
@@ -56,6 +60,13 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
+
+
+def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """In place of each mask the means of all processes' parts of it, (world size,): their mean is that of the whole mask."""
+    if isinstance(masks, tuple):
+        return tuple(gathered(mask.mean().unsqueeze(0)) for mask in masks)
+    return gathered(masks.mean().unsqueeze(0))
 
 
 def data_texts(splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData],

@@ -9,7 +9,8 @@ from commands import ONE_LINE, ROOT
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row, as_markdown, in_turns, peak_memory, speed_row
 
-PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search"}
+PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search",
+         "scale": "scale"}
 """In docs: what was measured, and the page that shows it."""
 MEMORY = 300 << 20
 
@@ -30,8 +31,8 @@ def record_of(measured):
     return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
 
 
-@pytest.mark.parametrize("parts", [["fusion"], pytest.param(["seps", "evaluation"],
-                                                            marks=[pytest.mark.slow, pytest.mark.soak])])
+@pytest.mark.parametrize("parts", [["fusion"], pytest.param(["scale"], marks=pytest.mark.slow),
+                                   pytest.param(["seps", "evaluation"], marks=[pytest.mark.slow, pytest.mark.soak])])
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--quick", "--json", output)

@@ -120,7 +120,7 @@ def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
         return counted[-1]
 
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
-    monkeypatch.setattr(metrics, "_within", within)
+    monkeypatch.setattr(metrics, "counts_within", within)
     found = evaluate_distances(distance, *case[2:])
     assert len(counted) > 1 and found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
 

@@ -22,6 +22,7 @@ from demo_sdtps.tools import (
     draw_tokens,
     export_features,
     kill_test,
+    rank_features,
     report,
     search,
     selection_quality,
@@ -45,6 +46,7 @@ OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: 
                             lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent / "none", "--html", path]),
           "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
                                                          path]),
+          "rank_features": (rank_features.main, "x.csv", lambda path: ["--query", "q", "--gallery", "g", "--csv", path]),
           "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),
           "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
           "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}

@@ -10,6 +10,7 @@ from interrupted import NAMES_CRC, call
 from seps_tiny import cli_args_for as seps_cli_args_for
 
 from demo_sdtps import train_net, train_seps
+from demo_sdtps.config import files
 from demo_sdtps.engine.run import data
 
 SHORT = ("SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "5", "MODEL.DROP_PATH", "0.1", "RESUME", "auto")
@@ -144,7 +145,7 @@ def test_names_are_shown_without_control_characters():
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
     """Files of a second ago count as old; the cache is the test's own. → the root of three files, and their paths."""
-    monkeypatch.setattr(data, "SETTLED", 0)
+    monkeypatch.setattr(files, "SETTLED", 0)
     monkeypatch.setenv("DEMO_SDTPS_CACHE", str(tmp_path / "cache"))
     paths = [tmp_path / "root" / f"{name}.jpg" for name in "abc"]
     paths[0].parent.mkdir()
@@ -188,7 +189,7 @@ def test_a_link_stands_for_the_file_that_it_leads_to(pictures, tmp_path):
 
 def test_a_file_that_has_just_changed_is_not_cached(pictures, monkeypatch):
     """Its next change might come within one tick of the file system's clock."""
-    monkeypatch.setattr(data, "SETTLED", 3600 * 10**9)
+    monkeypatch.setattr(files, "SETTLED", 3600 * 10**9)
     assert [hashed(pictures)[1] for _ in range(2)] == [3, 3]
 
 

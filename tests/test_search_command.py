@@ -3,12 +3,14 @@ import csv
 import os
 import re
 import shutil
+from contextlib import ExitStack
 
 import pytest
 from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for, contents
 from PIL import Image
 from reference import search as reference
 from selenium import webdriver
+from test_files import full_disk
 
 import demo_sdtps
 from demo_sdtps.config import load_cfg
@@ -167,10 +169,8 @@ BAD = {
                     ["--gallery", "deep/gallery"], "folder deep/gallery has none of the folders RGB, NI, TI (it has rgb)"),
     "no gallery": (None, ["--gallery", "galery"], "folder galery is missing"),
     "a file as gallery": (None, ["--gallery", "gallery/RGB/photo 0.jpg"], "photo 0.jpg is a file"),
-    "a text file in the gallery": (lambda place: (place / "gallery" / "NI" / "photo 2.jpg").write_text("words"), [],
-                                   "image gallery/NI/photo 2.jpg cannot be read"),
     "a text file in the query": (lambda place: (place / "query" / "TI" / "<i>&0.jpg").write_text("words"), [],
-                                 "image query/TI/<i>&0.jpg cannot be read"),
+                                 "cannot be read: 1, namely query/TI/<i>&0.jpg (cannot identify"),
     "a query in another folder": (lambda place: shutil.copy(place / "query" / "RGB" / "<i>&0.jpg", place / "x.jpg"),
                                   ["--query", "x.jpg"], "x.jpg lies in none of the folders RGB, NI, TI"),
     "a query that is no image": (lambda place: (place / "query" / "RGB" / "x.txt").touch(), ["--query", "query/RGB/x.txt"],
@@ -198,6 +198,41 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(searched, place, make,
     before = contents(place)
     code, _, stderr = searched(*words)
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr, stderr
+    assert contents(place) == before
+
+
+def test_images_that_cannot_be_read_are_all_named_and_the_others_kept(searched, place):
+    bad = [place / "gallery" / modality / f"photo {number}.jpg" for modality, number in (("TI", 0), ("NI", 2), ("TI", 2))]
+    whole = {path: path.read_bytes() for path in bad}
+    for path in bad:
+        path.write_text("words")
+    code, stdout, stderr = searched("--index", "kept", "--csv", "hits.csv")
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and not stdout
+    assert "cannot be read: 3, namely" in stderr and all(f"{path.relative_to(place)} (cannot" in stderr for path in bad)
+    assert not (place / "hits.csv").exists()
+    for path in bad:
+        path.write_bytes(whole[path])
+    code, stdout, stderr = searched("--index", "kept", "--csv", "hits.csv")
+    assert code == 0 and stdout.splitlines()[0] == "Index kept: 5 triplets (2 new)", stderr
+    searched("--index", "fresh", "--csv", "fresh.csv")
+    assert [row[:3] for row in rows_of("hits.csv")] == [row[:3] for row in rows_of("fresh.csv")]
+
+
+@pytest.mark.parametrize("limit", [None, 1000], ids=["an image of the page", "the disk"])
+def test_csv_and_page_are_written_both_or_neither(searched, place, monkeypatch, limit):
+    """Where a hit's image is gone before it is drawn, and where the disk has room for the CSV alone."""
+    searched("--index", "kept")
+    search_page.thumbnail.cache_clear()
+    before = contents(place)
+    with monkeypatch.context() as patch:
+        if limit is None:
+            patch.setattr(search, "report", lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone")
+        else:
+            patch.setattr(search, "report", lambda *_: held.enter_context(full_disk(limit)) or "full")
+        with ExitStack() as held:
+            code, _, stderr = searched("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
+    assert code == 2 and stderr.startswith(ONE_LINE)
+    before.pop("gallery/TI/photo 0.jpg" if limit is None else "", None)
     assert contents(place) == before
 
 

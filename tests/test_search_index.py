@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from test_files import full_disk
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import UserError, files
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.engine.search import approximate, gallery, store
 from demo_sdtps.engine.search.gallery import Changes, open_index, update
@@ -19,17 +19,20 @@ COLOURS = 3
 
 
 class Colours:
-    """Features of triplets: the mean colour of their first images, of length 1. `names` are those that were asked for."""
+    """Features of triplets: the mean colour of their first images, of length 1. `names` are those that were asked for, triplets
+    of the names in `unread` cannot be read."""
 
-    def __init__(self, most=None):
-        self.names, self.most = [], most
+    def __init__(self, most=None, unread=()):
+        self.names, self.most, self.unread = [], most, unread
 
     def __call__(self, triplets):
         if self.most is not None and len(self.names) >= self.most:
             raise KeyboardInterrupt
         self.names += [triplet.name for triplet in triplets]
-        means = np.stack([np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0) for triplet in triplets])
-        return (means / np.linalg.norm(means, axis=1, keepdims=True)).astype(np.float32)
+        means = [np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0) for triplet in triplets
+                 if triplet.name not in self.unread]
+        rows = np.array([mean / np.linalg.norm(mean) for mean in means], np.float32).reshape(-1, COLOURS)
+        return rows, {triplet.file: "(it is empty)" for triplet in triplets if triplet.name in self.unread}
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def content(index):
 
 def expected(place):
     triplets = read_folder(place / "gallery")
-    return dict(zip([triplet.name for triplet in triplets], map(tuple, Colours()(triplets).tolist()), strict=True))
+    return dict(zip([triplet.name for triplet in triplets], map(tuple, Colours()(triplets)[0].tolist()), strict=True))
 
 
 def files_of(index):
@@ -118,6 +121,40 @@ def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     rest = Colours()
     index, changes = updated(place, rest)
     assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5 and content(index) == expected(place)
+
+
+def test_images_that_cannot_be_read_are_told_after_all_others_are_in_the_index(place):
+    """In the first part, which is full without them, and all of the last."""
+    bad = ("01", "02", "12")
+    with pytest.raises(UserError, match=r"cannot be read: 3, namely .*01.png \(it is empty\), .*02.png .*12.png .* others\.$"):
+        updated(place, Colours(unread=bad))
+    assert content(opened(place)) == {name: row for name, row in expected(place).items() if name not in bad}
+    rest = Colours()
+    index, changes = updated(place, rest)
+    assert rest.names == [*bad] and changes.new == 3 and content(index) == expected(place)
+
+
+def test_files_that_have_not_changed_are_not_compared_again(place, monkeypatch):
+    """But for those that were written a moment before: their next change might not show in their times."""
+    index, _ = updated(place)
+    compared = []
+    monkeypatch.setattr(store, "sha256", lambda path: compared.append(path.name) or files.sha256(path))
+    every = sorted(files_of(index) - {"index.json"})
+    opened(place)
+    assert sorted(compared) == every
+    monkeypatch.setattr(files, "SETTLED", 0)
+    compared.clear()
+    opened(place)
+    assert sorted(compared) == every
+    compared.clear()
+    opened(place)
+    assert not compared
+    times = os.stat(index.folder / every[0])
+    flip(index.folder / every[0])
+    os.utime(index.folder / every[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(UserError, match="is damaged"):
+        opened(place)
+    assert compared == [every[0]]
 
 
 def test_a_full_disk_leaves_the_index_as_it_was(place):

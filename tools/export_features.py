@@ -6,18 +6,45 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-import numpy as np
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
-from demo_sdtps.config.files import atomic_write, sha256
+import numpy as np
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
+from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, sha256
+from demo_sdtps.config.load import with_values
+from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.datasets import SPLITS
-from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets import SPLITS, Sample
+from demo_sdtps.datasets.loaders import stop_workers, test_loader
+from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, parse_in_all
+from demo_sdtps.engine.search.gallery import origin_of
+from demo_sdtps.engine.shards import (
+    LOCK,
+    check_own,
+    find_shards,
+    parts,
+    remove_shards,
+    samples_digest,
+    write_manifest,
+    write_shard,
+)
+from demo_sdtps.modeling import DeMo
+
+SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
+CPU_BATCH = 32  # triplets between two exchanges of several processes on CPUs; the backbone takes no more at a time either
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 def main() -> None:
@@ -25,27 +52,132 @@ def main() -> None:
                            "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
                            "order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, as single "
                            "values, return_pattern, split, checkpoint (its path), checkpoint_sha256 (of its content) and "
-                           "normalised (whether the features are).", checkpoint=weight_flag())
+                           "normalised (whether the features are). With --shards, write the same in parts to a folder "
+                           "(docs/scale.md): an interrupted export goes on when the command is called again. Processes of "
+                           "torchrun share the work; those of several nodes need a shared file system for the output.",
+                           checkpoint=weight_flag())
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery")
-    add_output(parser, "--output", ".npz", required=True, help="the file to write")
+    parser.add_argument("--output", type=Path, required=True, metavar="X.npz",
+                        help="the file to write, or with --shards the folder")
+    parser.add_argument("--shards", type=positive_int, nargs="?", const=SHARD_ROWS, metavar="N",
+                        help=f"write a folder of memory-mapped shards of N rows (default: {SHARD_ROWS}), one at a time")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the features in shards (default: float32)")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
-    arguments, cfg = parse(parser)
-    model, splits = load_model_and_data(cfg, (arguments.split,))
-    samples = splits[arguments.split]
-    (patterns,) = extract_features(cfg, model, test_loader(cfg, samples))
-    features = patterns[arguments.return_pattern]
-    if arguments.normalise:
-        features = normalise(cfg, features)
+    add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
+    with distributed.processes():
+        arguments, cfg = parse_in_all(parser)
+        with distributed.ending_together():
+            check_output(arguments, cfg)
+        model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
+        export = export_shards if arguments.shards else export_file
+        export(cfg, arguments, model, splits[arguments.split])
+
+
+def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Raise `UserError` for an output that cannot be written."""
+    inputs = [arguments.config_file, *arguments.inputs(cfg)]
+    if not arguments.shards:
+        if arguments.dtype != "float32":
+            raise UserError(f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too.")
+        check_output_file(arguments.output, ".npz", arguments.overwrite, inputs)
+    else:
+        check_apart(f"The output {arguments.output}", arguments.output, inputs)
+        if arguments.output.exists():
+            check_own(arguments.output)
+
+
+def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+    """Write the features of all samples as one file."""
+    with distributed.ending_together():
+        loader = test_loader(cfg, distributed.share(samples))
+    features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
+    if not distributed.is_main():
+        return
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
                  paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
                  split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256(cfg.TEST.WEIGHT),
-                 normalised=arguments.normalise and cfg.TEST.FEAT_NORM == "yes")
+                 normalised=is_normalised(cfg, arguments))
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
+
+
+def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+    """Write the features in shards, those alone that are not complete."""
+    folder, slices = arguments.output, parts(len(samples), arguments.shards)
+    # Samples are seen once, so that caching their images is of no use.
+    values = {"DATASETS.CACHE": "no"}
+    if next(model.parameters()).device.type == "cpu":
+        values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
+    settings = with_values(cfg, values)
+    with reserved(folder):
+        with distributed.ending_together():
+            found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
+        origin, records = distributed.broadcast_from_main(lambda: found)
+        missing = [number for number, record in enumerate(records) if record is None]
+        own = {}
+
+        def export(step: Callable[[], None]) -> None:
+            for number in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
+                part = samples[slices[number]]
+                loader = test_loader(settings, part)
+                features = chosen(cfg, arguments, extract_features(settings, model, loader, after_batch=step))
+                stop_workers(loader)
+                own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
+
+        distributed.in_unequal_steps(export)
+        written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
+        records = [record or written[number] for number, record in enumerate(records)]
+        about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
+        if distributed.is_main():
+            write_manifest(folder, origin, about, records)
+    if distributed.is_main():
+        print_lines(f"Wrote {len(missing)} shards to {folder}, {len(records) - len(missing)} were there: {len(samples)} "
+                    f"features of {records[0]['width']} numbers, {arguments.dtype}")
+
+
+def chosen(cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]) -> torch.Tensor:
+    """The features that are to be written (n, D) float32, of those by case and return pattern."""
+    features = cases[0][arguments.return_pattern]
+    return normalise(cfg, features) if arguments.normalise else features
+
+
+def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Features (n, D) as written. Raises `UserError` where they do not fit."""
+    found = features.to(DTYPES[dtype])
+    if not found.isfinite().all():
+        raise UserError(f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
+                        "float32.")
+    return found
+
+
+def find(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample]) -> tuple[dict[str, Any], list]:
+    """What the features depend on, and the records of the shards that are complete, None for others. Raises `UserError`."""
+    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
+    origin = {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
+              "normalised": is_normalised(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples),
+              "shard_rows": arguments.shards, "samples_sha256": samples_digest(samples),
+              "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+    if arguments.overwrite:
+        remove_shards(arguments.output)
+    return origin, find_shards(arguments.output, origin, len(parts(len(samples), arguments.shards)))
+
+
+def is_normalised(cfg: CfgNode, arguments: argparse.Namespace) -> bool:
+    return arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Inside, no other export uses the folder; the main process alone holds its lock. Raises `UserError`."""
+    with ExitStack() as stack:
+        with distributed.ending_together():
+            if distributed.is_main():
+                stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
+        yield
 
 
 if __name__ == "__main__":

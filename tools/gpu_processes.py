@@ -45,7 +45,7 @@ def main() -> None:
     alone = make_model(cfg, CLASSES, CAMERAS).to(device).train()
     shared = copy.deepcopy(alone)
     synchronise(shared)
-    network = DistributedDataParallel(shared, device_ids=[device.index] if on_gpu else None, static_graph=True)
+    network = DistributedDataParallel(shared, static_graph=True)  # as engine.distributed.replicated
     images, cameras, labels = random_batch(cfg, EACH * world_size(), device)
     own = torch.tensor(share(range(len(labels))), device=device)
     expected = steps(cfg, alone, alone, images, cameras, labels)

@@ -12,21 +12,24 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
+from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, config_parser, positive_int, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, check_apart
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
+from demo_sdtps.engine.distributed import ending_together, is_main, processes
 from demo_sdtps.engine.extractor import make_extractor
-from demo_sdtps.engine.load import prepare_evaluation
+from demo_sdtps.engine.load import check_same_files, parse_in_all, prepare_evaluation
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
-from demo_sdtps.engine.search.gallery import Changes, extraction, open_index, origin_of, update
+from demo_sdtps.engine.search.gallery import Changes, check_read, extraction, open_index, origin_of, update
 from demo_sdtps.engine.search.nearest import Hits, nearest, reranked
 from demo_sdtps.engine.search.store import LOCK, Index
 
@@ -66,39 +69,67 @@ def main() -> None:
                         help="order the K nearest of each query by k-reciprocal re-ranking, and show the first of them")
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="features: 1 original, 2 enhanced, 3 both (default: 3)")
-    arguments, cfg = parse(parser)
+    with processes():
+        arguments, cfg = parse_in_all(parser)
+        search(arguments, cfg)
+
+
+def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Bring the index up to date in all processes; the main one, which alone has it, searches and writes."""
     places = [arguments.gallery, arguments.query]
-    check_outputs(arguments, places)
-    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-    prepare_evaluation(cfg, EXAMPLE)
-    gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
+    with ending_together():
+        prepare_evaluation(cfg, EXAMPLE, several=True)
+        check_outputs(arguments, places)
+        check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+        gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
+        top, deepest = depths(arguments, len(gallery))
+        folder = arguments.index or default_index(arguments.gallery)
+        check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     for warning in unread_files(arguments.gallery):
         logger.warning("%s", warning)
-    top, deepest = depths(arguments, len(gallery))
-    folder = arguments.index or default_index(arguments.gallery)
-    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
-    with locked(folder / LOCK, f"The index {folder}"):
-        origin = origin_of(cfg, arguments.return_pattern)
-        index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
-        extract = extraction(make_extractor(cfg), arguments.return_pattern)
-        features = extract(queries)  # before the gallery, which may take hours
-        print_lines(report(index, update(index, gallery, extract)))
+    check_same_files({"the gallery": gallery, "the query": queries})
+    with ExitStack() as stack:
+        index = None
+        with ending_together():
+            if is_main():
+                stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
+                origin = origin_of(cfg, arguments.return_pattern)
+                index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
+        with ending_together():
+            extract = extraction(make_extractor(cfg, several=True), arguments.return_pattern)
+        features, unread = extract(queries)  # before the gallery, which may take hours
+        with ending_together():
+            check_read(unread, "replace or remove them.")
+        changes = update(index, gallery, extract)
+        if index is None:
+            return
+        print_lines(report(index, changes))
         hits = find(index, features, deepest, arguments.index_type)
         if arguments.re_rank:
             hits = reranked(features, index.features(), index.names, hits, top)
         names = index.names
     by_name = {triplet.name: triplet for triplet in gallery}
-    found = [[by_name[names[row]] for row in rows] for rows in hits.rows]
-    if arguments.csv:
-        write_csv(arguments.csv, queries, found, hits.distances)
-        print_lines(f"Wrote {arguments.csv}, hits: {hits.rows.size}")
-    if arguments.output:
-        from demo_sdtps.tools.search_page import write_page
+    show(arguments, queries, [[by_name[names[row]] for row in rows] for rows in hits.rows], hits.distances)
 
-        distance = RERANKED if arguments.re_rank else SQUARED
-        print_lines(write_page(arguments.output, queries, found, hits.distances, f"{arguments.gallery}", distance))
-    if not (arguments.csv or arguments.output):
-        print_lines(*table(queries, found, hits.distances))
+
+def show(arguments: argparse.Namespace, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]],
+         distances: np.ndarray) -> None:
+    """Write the hits of each query with their distances (Q, top) to --csv and --output, all or nothing, or print them. Raises
+    `UserError`."""
+    told: list[str] = []
+    with ExitStack() as stack:
+        if arguments.output:
+            from demo_sdtps.tools.search_page import page_of
+
+            page, shown = page_of(queries, found, distances, f"{arguments.gallery}", RERANKED if arguments.re_rank else SQUARED)
+            # A file name may have bytes that are not UTF-8.
+            content = page.encode(errors="backslashreplace")
+            stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
+            told = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
+        if arguments.csv:
+            write_csv(stack.enter_context(atomic_write(arguments.csv)), queries, found, distances)
+            told = [f"Wrote {arguments.csv}, hits: {distances.size}", *told]
+    print_lines(*(told or table(queries, found, distances)))
 
 
 def depths(arguments: argparse.Namespace, gallery: int) -> tuple[int, int]:
@@ -134,9 +165,9 @@ def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
 
 
 def write_csv(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> None:
-    """Write a line for each hit, by query and rank from 1. Raises `UserError`."""
+    """Write a line for each hit, by query and rank from 1."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
-    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for query, hits, line in zip(queries, found, distances.tolist(), strict=True):

@@ -11,7 +11,6 @@ from jinja2 import Environment
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode
@@ -23,9 +22,10 @@ MOST_HITS = 50  # hits of a query on the page
 PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
 
 
-def write_page(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray, gallery: str,
-               distance: str) -> str:
-    """Write the page, and return a line on it. `distance` says what the distances (Q, top) are. Raises `UserError`."""
+def page_of(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray, gallery: str,
+            distance: str) -> tuple[str, str]:
+    """The page, and what it shows in a few words. `distance` says what the distances (Q, top) are. Raises `UserError` for an
+    image that cannot be read."""
     rows: list[list[Card]] = []
     size, most = 0, min(MOST_HITS, len(found[0]))
     for query, hits, line in progress(list(zip(queries, found, distances, strict=True)), "drawing", unit="query"):
@@ -39,10 +39,7 @@ def write_page(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[
     if len(rows) < len(queries) or most < len(found[0]):
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    page = template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=MODALITIES)
-    with atomic_write(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")  # names may have bytes that are not UTF-8
-    return f"Wrote {path}, {path.stat().st_size / 2**20:.1f} MiB: {shown}"
+    return template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=MODALITIES), shown
 
 
 class Card(NamedTuple):

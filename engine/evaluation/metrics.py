@@ -36,7 +36,7 @@ class Ranking:
 def squared_distances(query_features: torch.Tensor, gallery_features: torch.Tensor) -> torch.Tensor:
     """Squared Euclidean distances in float32: (Q, D), (G, D) → (Q, G)."""
     query, gallery = query_features.float(), gallery_features.float()
-    return _distances(query, gallery, _squared_lengths(gallery))
+    return distances_of(query, gallery, squared_lengths(gallery))
 
 
 @torch.no_grad()
@@ -57,8 +57,8 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     is not a number, `UserError` where no query has a match.
     """
     query, gallery = query_features.float(), gallery_features.float()
-    lengths = _squared_lengths(gallery)
-    return _evaluate(lambda part: _distances(query[part], gallery, lengths), (len(query), len(gallery)),
+    lengths = squared_lengths(gallery)
+    return _evaluate(lambda part: distances_of(query[part], gallery, lengths), (len(query), len(gallery)),
                      (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
 
 
@@ -81,7 +81,11 @@ def _evaluate(distances: Rows, shape: Sequence[int], labels: tuple[torch.Tensor,
     """`shape` is (Q, G); labels: identities of query and gallery, then their cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
-    rank, matches = match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes)
+    return ranking_of(*match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes), max_rank)
+
+
+def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:
+    """The scores by the result of `match_ranks`. Raises `UserError` where no query has a match."""
     if not len(rank):
         raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
                         "nothing to score; check the identities and cameras of the test split.")
@@ -101,23 +105,37 @@ def match_ranks(distances: Rows, shape: Sequence[int], ids: Sequence[Any],
     query's identity and key (camera or scene) are excluded. Raises `ValueError` as `evaluate_ranking`.
     """
     queries, gallery = shape
-    query_ids, gallery_ids, query_keys, gallery_keys = (torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys))
-    for count, own_ids, own_keys in ((queries, query_ids, query_keys), (gallery, gallery_ids, gallery_keys)):
-        if not count == len(own_ids) == len(own_keys):
-            raise ValueError(f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes.")
-
-    order = np.argsort(gallery_ids, kind="stable")
-    starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
+    own_samples = own_samples_of(shape, ids, keys)
     rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for part in chunks(queries, gallery) if gallery else ():
-            counts = ends[part] - starts[part]
-            row = np.arange(len(counts)).repeat(counts)
-            own = order[starts[part].repeat(counts) + _numbered(counts) - 1]
-            match = gallery_keys[own] != query_keys[part][row]
-            match_parts.append(np.bincount(row[match], minlength=len(counts)))
+            row, own, match = own_samples(part)
+            match_parts.append(np.bincount(row[match], minlength=len(range(queries)[part])))
             rank_parts.append(_match_ranks(distances(part), row, own, match, pool))
     return np.concatenate(rank_parts), np.concatenate(match_parts)
+
+
+def own_samples_of(shape: Sequence[int], ids: Sequence[Any],
+                   keys: Sequence[Any]) -> Callable[[slice], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The gallery samples of the queries' identities, by a slice of the queries: the query's row in the slice (n,), ascending,
+    the gallery index (n,), and whether the sample is a match (n,) or excluded.
+
+    Arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
+    """
+    query_ids, gallery_ids, query_keys, gallery_keys = (torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys))
+    for count, own_ids, own_keys in zip(shape, (query_ids, gallery_ids), (query_keys, gallery_keys), strict=True):
+        if not count == len(own_ids) == len(own_keys):
+            raise ValueError(f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes.")
+    order = np.argsort(gallery_ids, kind="stable")
+    starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
+
+    def own_samples(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        counts = ends[part] - starts[part]
+        row = np.arange(len(counts)).repeat(counts)
+        own = order[starts[part].repeat(counts) + numbered(counts) - 1]
+        return row, own, gallery_keys[own] != query_keys[part][row]
+
+    return own_samples
 
 
 def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
@@ -126,7 +144,7 @@ def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
     scored = matches > 0
     counts = matches[scored]
     if len(counts):
-        found[scored] = np.add.reduceat(_numbered(counts) / rank, _starts(counts)) / counts
+        found[scored] = np.add.reduceat(numbered(counts) / rank, _starts(counts)) / counts
     return found
 
 
@@ -135,7 +153,7 @@ def _starts(counts: np.ndarray) -> np.ndarray:
     return counts.cumsum() - counts
 
 
-def _numbered(counts: np.ndarray) -> np.ndarray:
+def numbered(counts: np.ndarray) -> np.ndarray:
     """1, 2, … within each group, given the groups' sizes (n,), concatenated."""
     return np.arange(1, counts.sum() + 1) - _starts(counts).repeat(counts)
 
@@ -146,12 +164,12 @@ def _on_cpu(distance: torch.Tensor) -> np.ndarray:
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
-def _squared_lengths(features: torch.Tensor) -> torch.Tensor:
+def squared_lengths(features: torch.Tensor) -> torch.Tensor:
     """(n, D) → (n,), in parts: all squares together would take as much memory as the features."""
     return torch.cat([part.square().sum(1) for part in features.split(1 << 14)])
 
 
-def _distances(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor) -> torch.Tensor:
+def distances_of(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor) -> torch.Tensor:
     """Squared distances (Q, G) of features (Q, D) and (G, D), given the squared lengths (G,), without another (Q, G) tensor."""
     return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(query.square().sum(1, keepdim=True))
 
@@ -186,21 +204,21 @@ def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
     within = (_within_on_gpu(distance, limits, matches) if distance.is_cuda else
-              _within(_on_cpu(distance), limits, matches, pool))
-    return within - not_farther[match] + _numbered(matches)
+              counts_within(_on_cpu(distance), limits, matches, pool))
+    return within - not_farther[match] + numbered(matches)
 
 
 def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """`_within` by torch, on any device: one comparison with all distances for the first match of each query, then one for the
-    second of each, …"""
-    row, place = np.arange(len(matches)).repeat(matches), _numbered(matches) - 1
+    """`counts_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
+    for the second of each, …"""
+    row, place = np.arange(len(matches)).repeat(matches), numbered(matches) - 1
     padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)  # the counts of other places are not read
     padded[place, row] = limits
     counts = [(distance <= limit[:, None]).sum(dim=1) for limit in torch.from_numpy(padded).to(distance.device)]
     return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)
 
 
-def _within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor) -> np.ndarray:
+def counts_within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor) -> np.ndarray:
     """Number (m,) of each match's distances that are not above its limit (m,), given distances (q, G) and the number of matches
     of each query (q,); limits query by query, ascending within each."""
     bounds = np.append(0, matches.cumsum()).tolist()

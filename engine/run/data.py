@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import read_json, write_json
+from demo_sdtps.config.files import file_stamp, is_settled, read_json, write_json
 from demo_sdtps.config.printing import printable
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.distributed import check_agreement, first_on_machine
@@ -28,7 +28,6 @@ Texts = Mapping[str, Sequence[tuple[str, str]]]
 """Part of the data → names and texts."""
 
 SEPARATOR = "\0"  # no file name holds it
-SETTLED = 2_000_000_000  # nanoseconds: the next change of a younger file might not show in its times, so it is not cached
 
 
 class RunData(NamedTuple):
@@ -118,22 +117,16 @@ def _file_digests(names: Mapping[str, str], cache: Path) -> tuple[dict[str, str]
     started, content = time.time_ns(), read_json(cache)
     known = content if isinstance(content, dict) else {}
     entries = {path: str(known.get(name)) for path, name in names.items()}
-    stamps = {path: _stamp(path) for path in names}
+    stamps = {path: f"{file_stamp(path)} " for path in names}
     unknown = [path for path, stamp in stamps.items() if not entries[path].startswith(stamp)]
     with ThreadPoolExecutor() as pool:
         found = progress(pool.map(_file_digest, unknown), "hashing the data", len(unknown), unit="file", delay=2)
         entries |= {path: stamps[path] + digest for path, digest in zip(unknown, found, strict=True)}
-    settled = [path for path in unknown if max(map(int, stamps[path].split()[2:])) < started - SETTLED]
+    settled = [path for path in unknown if is_settled(stamps[path], started)]
     if settled:
         with suppress(UserError):  # a folder that cannot be written costs time only
             write_json(cache, known | {names[path]: entries[path] for path in settled})
     return {path: entry.rpartition(" ")[2] for path, entry in entries.items()}, len(unknown)
-
-
-def _stamp(path: str) -> str:
-    """What changes when the file does."""
-    found = os.stat(path)
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} "
 
 
 def _file_digest(path: str) -> str:

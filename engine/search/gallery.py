@@ -1,16 +1,21 @@
 """An index is brought up to date with the images of its gallery (docs/search.md)."""
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import sha256
 from demo_sdtps.config.progress import progress
+from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.datasets.images import unreadable
+from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, ending_together, share
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
 
@@ -18,8 +23,11 @@ WEIGHTS = "weights"
 UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""
 
-Extract = Callable[[Sequence[Triplet]], np.ndarray]
-"""Features (n, D) float32 of n triplets."""
+Unread = dict[str, str]
+"""Images that cannot be read, each with the reason (`unreadable`)."""
+
+Extract = Callable[[Sequence[Triplet]], tuple[np.ndarray, Unread]]
+"""Features (n, D) float32 of the triplets whose images can all be read, and the images that cannot."""
 
 
 class Changes(NamedTuple):
@@ -31,11 +39,41 @@ class Changes(NamedTuple):
 
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
-    """`Extractor.features` of triplets, of the mean camera."""
-    def extract(triplets: Sequence[Triplet]) -> np.ndarray:
+    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them."""
+    def features(triplets: Sequence[Triplet]) -> np.ndarray:
         return reid.features(*zip(*(triplet.paths for triplet in triplets), strict=True), pattern=pattern)
 
+    def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, Unread]:
+        own = share(triplets)
+        rows, unread = np.zeros((len(own), reid.widths[pattern]), np.float32), {}
+        with ending_together():
+            try:
+                rows[:] = features(own)
+            except UserError:
+                unread = unreadable(sorted({path for triplet in own for path in triplet.paths if path}))
+                if not unread:
+                    raise
+                whole = are_whole(own, unread)
+                if whole.any():
+                    rows[whole] = features(list(compress(own, whole)))
+        found = all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
+        unread = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
+        return found[are_whole(triplets, unread)], unread
+
     return extract
+
+
+def are_whole(triplets: Sequence[Triplet], unread: Unread) -> np.ndarray:
+    """For each triplet whether all of its images can be read, (n,) bool."""
+    return np.array([unread.keys().isdisjoint(triplet.paths) for triplet in triplets])
+
+
+def check_read(unread: Unread, advice: str) -> None:
+    """Raise `UserError` where images cannot be read, with their number and the first ones; `advice` ends the sentence."""
+    if unread:
+        named = ", ".join(f"{path} {reason}" for path, reason in list(unread.items())[:MAX_NAMED])
+        more = ", …" if len(unread) > MAX_NAMED else ""
+        raise UserError(f"Images that cannot be read: {len(unread)}, namely {named}{more}; {advice}")
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -65,34 +103,52 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, r
     return Index(folder, origin, str(gallery.resolve())) if index is None else index
 
 
-def update(index: Index, triplets: Sequence[Triplet], extract: Extract) -> Changes:
+def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -> Changes:
     """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `PART_ROWS` at a time.
 
-    Each of these parts counts as soon as it is written, so an interrupted update continues there. Raises `UserError` as
-    `Extractor.features` and `Index.commit`.
+    Each of these parts counts as soon as it is written, so an interrupted update continues there. Several processes extract
+    together; the main one has the index, the others None. Raises `UserError` as `Extractor.features` and `Index.commit`, and
+    at the end for images that cannot be read: the index has all other triplets then.
     """
+    changes, parts = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
+    unread: Unread = {}
+    with progress(total=sum(map(len, parts)), desc="indexing", unit="triplet") as bar:
+        for part in parts:
+            chunk = [triplets[row] for row in part]
+            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
+            features, missing = extract(chunk)
+            unread |= missing
+            if index is not None and len(features):
+                whole = are_whole(chunk, missing)
+                _append(index, [triplet.name for triplet in compress(chunk, whole)], list(compress(stamps, whole)), features)
+            bar.update(len(chunk))
+    with ending_together():
+        check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
+    return changes
+
+
+def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[list[int]]]:
+    """What has changed, and the rows of the triplets to extract, by part; drops from the index what is no longer valid."""
     stamps = {triplet.name: triplet.stamp() for triplet in progress(triplets, "looking for changes", unit="triplet")}
     known = {name: stamp for part in index.parts for name, stamp in zip(part.names, part.stamps, strict=True)}
-    todo = [triplet for triplet in triplets if known.get(triplet.name) != stamps[triplet.name]]
-    changed, removed = sum(triplet.name in known for triplet in todo), len(known.keys() - stamps.keys())
+    todo = [row for row, triplet in enumerate(triplets) if known.get(triplet.name) != stamps[triplet.name]]
+    changed, removed = sum(triplets[row].name in known for row in todo), len(known.keys() - stamps.keys())
     if changed or removed:
         _drop(index, stamps)
-    start = 0
-    with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
-        while start < len(todo):
-            last = index.parts[-1] if index.parts and len(index.parts[-1].names) < PART_ROWS else Part("", [], [], [])
-            chunk = todo[start:start + PART_ROWS - len(last.names)]
-            features = extract(chunk)
-            if last.names:
-                index.parts.remove(last)
-                features = np.concatenate([index.features([last]).read(0), features])
-            names = [triplet.name for triplet in chunk]
-            index.add(last.numbers + index.new_numbers(len(chunk)), last.names + names,
-                      last.stamps + [stamps[name] for name in names], features)
-            index.commit()
-            start += len(chunk)
-            bar.update(len(chunk))
-    return Changes(len(todo) - changed, changed, removed)
+    room = PART_ROWS - len(index.parts[-1].names) if index.parts else 0
+    starts = [0, *range(room or PART_ROWS, len(todo), PART_ROWS), len(todo)]
+    parts = [todo[start:stop] for start, stop in pairwise(starts) if start < stop]
+    return Changes(len(todo) - changed, changed, removed), parts
+
+
+def _append(index: Index, names: list[str], stamps: list[str], features: np.ndarray) -> None:
+    """Add triplets and their features (n, D) to the last part where it has room for them, else as a new one."""
+    last = index.parts[-1] if index.parts and len(index.parts[-1].names) + len(names) <= PART_ROWS else Part("", [], [], [])
+    if last.names:
+        index.parts.remove(last)
+        features = np.concatenate([index.features([last]).read(0), features])
+    index.add(last.numbers + index.new_numbers(len(names)), last.names + names, last.stamps + stamps, features)
+    index.commit()
 
 
 def _drop(index: Index, stamps: Mapping[str, str]) -> None:

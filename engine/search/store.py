@@ -7,17 +7,19 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import atomic_write, read_json, sha256, write_json
+from demo_sdtps.config.files import atomic_write, file_stamp, is_settled, read_json, sha256, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.search.stack import Stack
 
@@ -46,7 +48,8 @@ class Part:
 class Index:
     """An index in `folder`; `origin` is what its features depend on, `gallery` the folder of the images, `next` the number of
     the next triplet, `faiss` the file name of each kind of approximate index (approximate.py), `digests` those of all files,
-    `recall` what was measured of each kind: by how many queries, and a text."""
+    `recall` what was measured of each kind: by how many queries, and a text; `checked` the stamps of files (`file_stamp`) when
+    their digests were last compared."""
 
     folder: Path
     origin: dict[str, Any]
@@ -56,6 +59,7 @@ class Index:
     faiss: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     recall: dict[str, tuple[int, str]] = field(default_factory=dict)
+    checked: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(part.names) for part in self.parts)
@@ -98,10 +102,11 @@ class Index:
     def commit(self) -> None:
         """Make what is written count, and remove what no longer does. Raises `UserError`."""
         named = {part.stem + suffix for part in self.parts for suffix in (FEATURES, FILES)} | set(self.faiss.values())
-        self.digests = {name: digest for name, digest in self.digests.items() if name in named}
+        self.digests, self.checked = ({name: text for name, text in found.items() if name in named}
+                                      for found in (self.digests, self.checked))
         content = {"format": FORMAT, "origin": self.origin, "gallery": self.gallery, "next": self.next,
                    "parts": [part.stem for part in self.parts], "faiss": self.faiss, "digests": self.digests,
-                   "recall": self.recall}
+                   "recall": self.recall, "checked": self.checked}
         write_json(self.folder / MANIFEST, {"digest": _digest(content), **content})
         for path in self.folder.iterdir():
             if OWN.fullmatch(path.name) and path.name not in named:
@@ -133,21 +138,29 @@ def read_index(folder: Path) -> Index | None:
                         f"{REBUILD}.")
     parts = [Part(stem, [], [], []) for stem in content["parts"]]
     return Index(folder, content["origin"], content["gallery"], content["next"], parts,
-                 *(content[name] for name in ("faiss", "digests", "recall")))
+                 *(content.get(name, {}) for name in ("faiss", "digests", "recall", "checked")))
 
 
 def check_files(index: Index, kind: str) -> None:
-    """Read the triplets of the parts, and compare the digests of all files but approximate indices other than `kind`.
+    """Read the triplets of the parts, and compare the digests of all files but approximate indices other than `kind`; those
+    that have not changed since they were last compared are left out.
 
     Raises `UserError` naming the first file that is missing or damaged.
     """
-    wanted = [name for name in index.digests if not name.endswith(FAISS) or name == index.faiss.get(kind)]
+    started = time.time_ns()
+    paths = [index.folder / name for name in index.digests if not name.endswith(FAISS) or name == index.faiss.get(kind)]
+    stamps = {path: _or_none(file_stamp, path) for path in paths}
+    changed = [path for path in paths if stamps[path] is None or stamps[path] != index.checked.get(path.name)]
     with ThreadPoolExecutor() as pool:
-        paths = [index.folder / name for name in wanted]
-        for path, digest in zip(paths, progress(pool.map(_digest_of, paths), "checking the index", len(paths), unit="file"),
-                                strict=True):
+        digests = pool.map(partial(_or_none, sha256), changed)
+        for path, digest in zip(changed, progress(digests, "checking the index", len(changed), unit="file"), strict=True):
             if digest != index.digests[path.name]:
                 raise _damaged(path)
+    settled = {path.name: stamp for path in changed if (stamp := stamps[path]) and is_settled(stamp, started)}
+    if settled:
+        index.checked |= settled
+        with suppress(UserError):  # a folder that cannot be written costs time only
+            index.commit()
     for part in index.parts:
         content = json.loads((index.folder / (part.stem + FILES)).read_bytes())
         part.numbers, part.names, part.stamps = content["numbers"], content["names"], content["stamps"]
@@ -157,10 +170,10 @@ def _digest(content: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _digest_of(path: Path) -> str | None:
+def _or_none(read: Callable[[Path], str], path: Path) -> str | None:
     """None for a file that cannot be read."""
     try:
-        return sha256(path)
+        return read(path)
     except OSError:
         return None
 

@@ -1,0 +1,138 @@
+"""test_net.py and tools/search.py by several processes that torchrun starts, on one machine and on two: as by one."""
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+from commands import CONFIG, QUERIES, ROOT, checkpoint_file, cli_args_for, near
+from test_distributed import kill_one_of_two, torchrun
+from test_search_command import rows_of
+
+from demo_sdtps import test_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.search.store import LOCK
+from demo_sdtps.tools import search
+
+REFUSED = "error: "
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.AMP", "off"])
+    return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
+
+
+def on_two_machines(script, *words):
+    """Run a script by two torchrun of one process each: → (exit code, stderr) of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    runs = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={machine}",
+                              "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}", str(ROOT / script),
+                              *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for machine in (0, 1)]
+    said = [run.communicate(timeout=300) for run in runs]
+    return [(run.returncode, *texts) for run, texts in zip(runs, said, strict=True)]
+
+
+def opened(folder):
+    return sorted(path.name for path in folder.glob("opened by *"))
+
+
+@pytest.fixture
+def evaluated(command, weights, tmp_path):
+    """Words of an evaluation but for the file that it writes, and what one process writes."""
+    words = ("--weight", weights, "TEST.MISS", "all", "--json")
+    code, _, stderr = command(test_net.main, *words, tmp_path / "alone.json")
+    assert code == 0, stderr
+    return words, json.loads((tmp_path / "alone.json").read_text())
+
+
+def check_same(evaluated, path, stdout):
+    found, alone = json.loads(path.read_text()), evaluated[1]
+    assert found["caption"] == alone["caption"] and [*found["cases"]] == [*alone["cases"]]
+    for case, record in alone["cases"].items():
+        assert found["cases"][case] == near(record)
+    assert stdout.count("return pattern") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_two_processes_evaluate_like_one(evaluated, weights, tmp_path):
+    """One of them reads the weights, writes and prints."""
+    done = torchrun("tests/opened_by.py", tmp_path, weights, "test_net", *evaluated[0], tmp_path / "x.json")
+    assert done.returncode == 0 and opened(tmp_path) == ["opened by rank 0"], done.stderr
+    check_same(evaluated, tmp_path / "x.json", done.stdout)
+
+
+@pytest.mark.slow
+def test_two_machines_evaluate_like_one_process(evaluated, weights, tmp_path):
+    """One process of each reads the weights, one of all writes and prints."""
+    first, second = on_two_machines("tests/opened_by.py", tmp_path, weights, "test_net", *evaluated[0], tmp_path / "x.json")
+    assert first[0] == second[0] == 0 and opened(tmp_path) == ["opened by rank 0", "opened by rank 1"], first[2]
+    check_same(evaluated, tmp_path / "x.json", first[1] + second[1])
+
+
+def without_weights(own_root):
+    return ["--weight", "none.pth"], "do not exist; give a checkpoint"
+
+
+def with_an_empty_image(own_root):
+    """Of the last triplet, which is in the share of the second process; it reads it on the way."""
+    sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[-1].write_bytes(b"")
+    return ["DATASETS.CACHE", "no"], "cannot be read (it is empty)"
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("mistake", [without_weights, with_an_empty_image])
+def test_a_mistake_is_one_sentence_of_all_processes(own_root, weights, tmp_path, mistake):
+    words, said = mistake(own_root)
+    done = torchrun("test_net.py", "--weight", weights, "DATASETS.ROOT_DIR", own_root, "--json", tmp_path / "x.json", *words)
+    assert done.returncode == 1 and done.stderr.count(REFUSED) == done.stderr.count(said) == 1, done.stderr
+    assert "test_net.py\", line" not in done.stderr and "exitcode  : 2" in done.stderr
+    assert not (tmp_path / "x.json").exists() and not done.stdout
+
+
+@pytest.fixture
+def folders(own_root):
+    """Words of a search among the images of `own_root`, and a file in the share of the second process."""
+    gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
+    return ["--gallery", gallery, "--query", query, "--top", "5"], sorted((gallery / "NI").iterdir())[-1]
+
+
+@pytest.mark.slow
+def test_two_processes_search_like_one(command, weights, folders, tmp_path):
+    words = ["--weight", weights, *folders[0]]
+    code, stdout, stderr = command(search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv")
+    assert code == 0, stderr
+    done = torchrun("tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv")
+    assert done.returncode == 0 and done.stdout.count("\n") == stdout.count("\n") == 2, done.stderr
+    alone, both = (rows_of(tmp_path / f"{number}.csv") for number in (1, 2))
+    assert [row[:3] for row in both] == [row[:3] for row in alone]
+    assert [float(row[3]) for row in both[1:]] == pytest.approx([float(row[3]) for row in alone[1:]], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_an_image_that_one_process_cannot_read_is_one_sentence_and_the_index_has_the_others(weights, folders, tmp_path):
+    words, bad = folders
+    words = ["--weight", weights, *words, "--index", tmp_path / "index", "--csv", tmp_path / "x.csv"]
+    pixels = bad.read_bytes()
+    bad.write_bytes(b"")
+    done = torchrun("tools/search.py", *words)
+    assert done.returncode == 1 and done.stderr.count(REFUSED) == 1 and not (tmp_path / "x.csv").exists()
+    assert f"cannot be read: 1, namely {bad} (it is empty)" in done.stderr
+    bad.write_bytes(pixels)
+    done = torchrun("tools/search.py", *words)
+    assert done.returncode == 0 and done.stdout.splitlines()[0].endswith(f"{QUERIES} triplets (1 new)"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_search_and_leaves_no_half_file(command, weights, folders, tmp_path):
+    words = ["--weight", weights, *folders[0], "--index", tmp_path / "index", "--csv", tmp_path / "x.csv"]
+    kill_one_of_two(tmp_path / "index" / LOCK, "tools/search.py", *words)
+    assert not (tmp_path / "x.csv").exists()
+    code, stdout, stderr = command(search.main, *words)
+    assert code == 0 and f"{QUERIES} triplets" in stdout and (tmp_path / "x.csv").exists(), stderr

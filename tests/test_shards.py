@@ -1,0 +1,304 @@
+"""Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
+import csv
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from reference import ranking
+from test_metrics import assert_same, random_case
+
+from demo_sdtps import test_net
+from demo_sdtps.benchmarks.rows import peak_memory
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.datasets import Sample
+from demo_sdtps.engine import feature_sets
+from demo_sdtps.engine.evaluation import streaming
+from demo_sdtps.engine.evaluation.metrics import evaluate_ranking
+from demo_sdtps.engine.evaluation.streaming import evaluate_stream
+from demo_sdtps.engine.feature_sets import open_features
+from demo_sdtps.engine.search.nearest import nearest
+from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.engine.shards import open_shards, write_manifest, write_shard
+from demo_sdtps.tools import export_features, rank_features
+
+ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
+ORIGIN = {"return_pattern": 3, "checkpoint_sha256": "0", "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
+                           load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]))
+
+
+@pytest.fixture
+def export(tiny_root, weights, command, tmp_path):
+    """Call export_features.py: → (exit code, stdout, stderr)."""
+    def call(name, *words):
+        given = cli_args_for(tiny_root, "--weight", weights)
+        return command(export_features.main, *given, "--output", tmp_path / name, *words)
+
+    return call
+
+
+def rows_of(shards):
+    """All features and paths."""
+    parts = range(len(shards.starts) - 1)
+    return (np.concatenate([read(number) for number in parts]) for read in (shards.features, shards.paths))
+
+
+@pytest.mark.parametrize("words", [(), pytest.param(("--return_pattern", "1", "--split", "query", "--normalise"),
+                                                    marks=pytest.mark.slow)], ids=["plain", "more"])
+def test_shards_hold_what_the_file_holds(export, tmp_path, words):
+    assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
+    shards, expected = open_shards(tmp_path / "x", check=True), np.load(tmp_path / "x.npz")
+    features, paths = rows_of(shards)
+    # Batches of other sizes differ by rounding.
+    assert isinstance(shards.features(0), np.memmap) and np.allclose(features, expected["features"], rtol=1e-5, atol=1e-6)
+    assert [[os.fsdecode(path) for path in line] for line in paths] == expected["paths"].tolist()
+    assert shards.starts.tolist() == [0, 12, 24, 32] and len(shards) == 32 and shards.width == features.shape[1]
+    for name in ("ids", "cams", "scenes"):
+        assert np.array_equal(getattr(shards, name), expected[name])
+    for name in ("return_pattern", "split", "checkpoint", "checkpoint_sha256", "normalised"):
+        assert shards.manifest[name] == expected[name].item()
+
+
+def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
+    assert export("half", "--shards", ROWS, "--dtype", "float16")[0] == export("whole", "--shards", ROWS)[0] == 0
+    half, whole = (next(rows_of(open_shards(tmp_path / name))) for name in ("half", "whole"))
+    assert half.dtype == np.float16 and np.array_equal(half, whole.astype(np.float16))
+
+
+def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path):
+    """One shard was not written, of another only the arrays, a third is damaged, and a temporary file is left over."""
+    assert export("x", "--shards", "8")[0] == 0
+    folder, before = tmp_path / "x", contents(tmp_path / "x")
+    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    for name in ("manifest.json", "shard-00000.json", "features-00000.npy", "labels-00000.npy", "paths-00000.npy",
+                 "shard-00001.json"):
+        (folder / name).unlink()
+    with open(folder / "features-00002.npy", "r+b") as file:
+        file.seek(200)
+        file.write(b"damaged")
+    (folder / ".features-00000.npy.0123456789abcdef.part").write_bytes(b"half")
+    code, stdout, _ = export("x", "--shards", "8")
+    assert code == 0 and stdout.startswith("Wrote 3 shards") and "1 were there" in stdout
+    assert contents(folder) == before
+    same = [name for name in times if (folder / name).stat().st_mtime_ns == times[name]]
+    assert sorted(same) == [f"{name}-00003.{end}" for name, end in
+                            (("features", "npy"), ("labels", "npy"), ("paths", "npy"), ("shard", "json"))]
+    assert export("x", "--shards", "8")[1].startswith("Wrote 0 shards")
+
+
+def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weights, command):
+    assert export("x", "--shards", ROWS)[0] == 0
+    folder = tmp_path / "x"
+    (folder / "manifest.json").unlink()
+    (folder / "shard-00001.json").unlink()
+    before = contents(folder)
+    other = shutil.copy(weights, tmp_path / "other.pth")
+    changed = torch.load(other)
+    next(iter(changed["model"].values())).add_(1)
+    torch.save(changed, other)
+    cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"), "another number of rows": ("--shards", "5"),
+             "another dtype": ("--dtype", "float16"), "another checkpoint;": ("--weight", other),
+             "another data set;": ("DATASETS.ROOT_DIR", own_root), "another TEST.MISS": ("TEST.MISS", "r"),
+             "another normalised (False, not True)": ("--normalise",)}
+    for what, words in cases.items():
+        code, stdout, stderr = export("x", "--shards", ROWS, *words)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert f"has shards of {what}" in stderr and contents(folder) == before
+    assert export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")[0] == 0
+    assert open_shards(folder, check=True).manifest["return_pattern"] == 2
+
+
+def test_folders_of_other_files_and_words_that_do_not_fit_are_refused(export, tmp_path, tiny_root):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").write_text("mine")
+    cases = {"has other files such as notes.txt": ("x", "--shards"), "is no folder": ("x/notes.txt", "--shards"),
+             "which this command reads": (tiny_root / "RGBNT201" / "x", "--shards"),
+             "only shards can have it": ("x.npz", "--dtype", "float16")}
+    before = contents(tmp_path)
+    for what, (name, *words) in cases.items():
+        code, stdout, stderr = export(name, "--overwrite", *words)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and what in stderr
+    assert contents(tmp_path) == before
+
+
+def write(folder, features, ids, cams, rows=ROWS):
+    """Shards of features (n, D)."""
+    samples = [Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
+               for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))]
+    records = [write_shard(folder, number, features[start:start + rows], samples[start:start + rows], ORIGIN)
+               for number, start in enumerate(range(0, len(features), rows))]
+    write_manifest(folder, {**ORIGIN, "dtype": str(features.dtype)}, {}, records)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "shards", np.eye(30, 8, dtype=np.float32), range(30), range(30))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def edited(path):
+    path.write_text(path.read_text().replace('"width": 8', '"width": 4'))
+
+
+@pytest.mark.parametrize(("name", "damage", "expected"), [
+    ("manifest.json", os.unlink, "is not complete"), ("manifest.json", cut, "manifest.json of exported features is damaged"),
+    ("manifest.json", edited, "manifest.json of exported features is damaged"),
+    ("features-00001.npy", os.unlink, "features-00001.npy of exported features is missing"),
+    ("features-00002.npy", cut, "features-00002.npy of exported features is damaged"),
+    ("labels-00000.npy", lambda path: np.save(path, np.zeros((3, 11), np.int64)), "labels-00000.npy"),
+    ("features-00000.npy", lambda path: np.save(path, np.zeros((12, 8))), "features-00000.npy"),
+    ("paths-00000.npy", lambda path: np.save(path, np.array([{}], object), allow_pickle=True), "paths-00000.npy")])
+def test_shards_that_are_damaged_or_missing_are_named(folder, name, damage, expected):
+    damage(folder / name)
+    with pytest.raises(UserError, match=expected):
+        open_shards(folder)
+
+
+def test_other_content_of_the_right_size_is_found_by_its_digest(folder):
+    np.save(folder / "features-00001.npy", np.ones((12, 8), np.float32))
+    open_shards(folder)
+    with pytest.raises(UserError, match=r"features-00001\.npy of exported features is damaged"):
+        open_shards(folder, check=True)
+
+
+def test_features_that_are_not_finite_are_named(folder):
+    np.save(folder / "features-00001.npy", np.full((12, 8), np.inf, np.float32))
+    with pytest.raises(UserError, match=r"features-00001\.npy has features that are not finite"):
+        list(open_features(folder).features)
+
+
+def test_a_folder_without_features_is_refused(tmp_path):
+    for place in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=r"export_features\.py"):
+            open_features(place)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
+    """Blocks smaller than a shard, and rows from some shards only."""
+    monkeypatch.setattr(feature_sets, "BLOCK_ELEMENTS", 5 * 8)
+    generator = np.random.default_rng()
+    features = generator.standard_normal((30, 8)).astype(dtype)
+    found = open_features(write(tmp_path / "x", features, range(30), range(30)))
+    whole = torch.nn.functional.normalize(torch.from_numpy(features).float()).numpy()
+    blocks = list(found.features)
+    assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(found) == 30
+    assert np.array_equal(np.concatenate([block for _, block in blocks]), whole)
+    for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
+        assert np.array_equal(found.features.take(rows), whole[rows])
+    assert [found.names[row] for row in (0, 11, 12, 29)] == ["0.jpg", "11.jpg", "12.jpg", "29.jpg"] and len(found.names) == 30
+    plain = open_features(tmp_path / "x", normalise=False)
+    assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
+
+
+def stack_of(features, size):
+    blocks = [block.numpy() for block in features.split(size)]
+    return Stack([len(block) for block in blocks], blocks.__getitem__)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 200])
+def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
+    """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
+    monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
+    query, gallery, *labels = random_case(torch.seed() % 2**32, identities=12, dim=3)
+    query, gallery = (2 * query).round(), (2 * gallery).round()
+    found = evaluate_stream(query, stack_of(gallery, size), labels[:2], labels[2:])
+    expected = evaluate_ranking(query, gallery, *labels)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
+    assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
+
+
+def test_a_streamed_ranking_of_random_features():
+    query, gallery, *labels = random_case(torch.seed() % 2**32, dim=64)
+    found = evaluate_stream(query, stack_of(gallery, 13), labels[:2], labels[2:])
+    expected = evaluate_ranking(query, gallery, *labels)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-3)
+    assert torch.allclose(found.cmc, expected.cmc, atol=1.01 / len(query))
+
+
+def test_what_a_stream_refuses():
+    query, gallery, ids, gallery_ids, cams, gallery_cams = random_case(1)
+    with pytest.raises(UserError, match="No query has a match"):
+        evaluate_stream(query, stack_of(gallery, 50), (ids, gallery_ids + 100), (cams, gallery_cams))
+    with pytest.raises(ValueError, match="120 features have 119 identities"):
+        evaluate_stream(query, stack_of(gallery, 50), (ids, gallery_ids[1:]), (cams, gallery_cams))
+    gallery[3] = torch.nan
+    with pytest.raises(ValueError, match="not numbers"):
+        evaluate_stream(query, stack_of(gallery, 50), (ids, gallery_ids), (cams, gallery_cams))
+
+
+def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
+    """A third of the gallery are copies; ties are in the order of the paths."""
+    monkeypatch.setattr(feature_sets, "BLOCK_ELEMENTS", 100)
+    generator = np.random.default_rng()
+    gallery = generator.standard_normal((40, 16)).astype(np.float16)
+    gallery[28:] = gallery[generator.integers(0, 28, 12)]
+    found = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
+    queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
+    whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())
+    expected = nearest(queries, stack_of(whole, 40), [f"{number}.jpg" for number in range(40)], 15)
+    hits = nearest(queries, found.features, found.names, 15)
+    assert np.array_equal(hits.rows, expected.rows) and np.array_equal(hits.distances, expected.distances)
+
+
+def test_ranking_exported_features_gives_the_figures_of_the_test_command(export, command, tiny_root, weights, tmp_path):
+    """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
+    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights), "--json", tmp_path / "t.json")[0] == 0
+    for name, words in (("q.npz", ("--split", "query")), ("q", ("--split", "query", "--shards", "9")), ("g.npz", ()),
+                        ("g", ("--shards",))):
+        assert export(name, *words)[0] == 0
+    hits = []
+    for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
+        code, stdout, _ = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, "--json",
+                                  tmp_path / "x.json", "--csv", tmp_path / "x.csv", "--top", "4", "--check", "--overwrite")
+        assert code == 0 and "32 queries" in stdout and "3 both" in stdout
+        record = json.loads((tmp_path / "x.json").read_text())["patterns"]
+        assert record == near({"3": scores_of(tmp_path / "t.json")["3"]})
+        hits.append(list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines())))
+        assert len(hits[-1]) == 32 * 4 and all(line["query"] == line["gallery"] for line in hits[-1][::4])
+    assert hits[0][0].keys() == {"query", "rank", "gallery", "distance"}
+
+
+def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
+    assert export("q.npz", "--split", "query")[0] == export("g", "--shards", "--return_pattern", "1")[0] == 0
+    (tmp_path / "x.npz").write_text("no archive")
+    cases = {"different return patterns 3 and 1": ("q.npz", "g"), "different checkpoints": ("q.npz", folder),
+             "is damaged, or not of": ("x.npz", "g"), "do not exist": ("q.npz", "none"),
+             "give at most as many": ("g", "g", "--csv", tmp_path / "x.csv", "--top", "33"),
+             "leave one of them out": ("g", "g", "--csv", tmp_path / "x.csv", "--feat_norm", "no"),
+             "which this command reads": ("g", "g", "--json", tmp_path / "g" / "x.json")}
+    for what, (query, gallery, *words) in cases.items():
+        code, stdout, stderr = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, *words)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and what in stderr
+    assert not (tmp_path / "x.csv").exists()
+
+
+def rank_and_search(folder):
+    found = open_features(folder)
+    queries = found.features.take(np.arange(50))
+    labels = [(side[:50], side) for side in (found.ids, found.cams)]
+    evaluate_stream(torch.from_numpy(queries), found.features, *labels)
+    nearest(queries, found.features, found.names, 3)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_gallery(tmp_path):
+    """256 MB of features in half precision, beside a fourth of them."""
+    peaks = []
+    for name, rows in (("small", 32_768), ("large", 131_072)):
+        features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32).astype(np.float16)
+        ids = np.arange(rows) % (rows // 4)
+        peaks.append(peak_memory(rank_and_search, write(tmp_path / name, features, ids, np.arange(rows), rows=8192)))
+    assert peaks[1] - peaks[0] < 96 << 20

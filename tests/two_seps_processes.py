@@ -1,0 +1,68 @@
+"""What tests/test_seps_distributed.py runs under torchrun: steps and evaluation of SEPS in shares, written to a file of each
+process.
+
+    torchrun --nproc_per_node=2 tests/two_seps_processes.py OUTPUT ROOT
+"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [str(ROOT / "tests"), *(folder for folder in sys.path if folder != str(ROOT))]
+
+import torch
+from seps_tiny import cfg_for
+
+from demo_sdtps.engine import distributed
+from demo_sdtps.engine.run.state import sampler_of
+from demo_sdtps.seps.captions import caption_loader
+from demo_sdtps.seps.evaluation import evaluate_retrieval, make_retrieval_data, read_caption_splits, similarities
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.training import SEPSTrainer
+
+VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False"),
+            "short": ("DATASETS.LONG_CAPTIONS", "no"), "bf16": ("SOLVER.AMP", "bf16")}
+EPOCHS = (1, 2)
+"""With all negatives, and with the hardest."""
+
+
+def main() -> None:
+    output, root = map(Path, sys.argv[1:])
+    with distributed.processes():
+        for version in VERSIONS:
+            torch.save(steps(root, version), output / f"{version}_{distributed.rank()}.pth")
+
+
+def steps(root, version) -> dict:
+    """Losses of some steps, what the model has become, and its evaluation."""
+    cfg = cfg_for(root, *VERSIONS[version])
+    splits, tokenizer = read_caption_splits(cfg), load_tokenizer(cfg)
+    torch.manual_seed(0)
+    model, _ = make_seps(cfg)
+    loader = caption_loader(cfg, splits["train"], tokenizer)
+    sampler_of(loader).share = distributed.share
+    dev, test = (make_retrieval_data(cfg, splits[name], tokenizer, folds) for name, folds in (("dev", 1), ("test", 2)))
+    trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)  # AdamW's first steps are the signs of gradients
+    losses, parts = [], []
+    for epoch in EPOCHS:
+        trainer.begin_epoch(epoch)
+        sampler_of(loader).begin(epoch)
+        for batch in trainer.batches():
+            loss, count, sums = trainer.loss(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            parts.append({"own": len(batch.images), "count": count} | {name: float(total) for name, total in sums.items()})
+    return {"losses": losses, "parts": parts, "state": model.state_dict(),
+            "similarities": [similarities(model, data) for data in (dev, test)],
+            "recalls": [evaluate_retrieval(model, data) for data in (dev, test)]}
+
+
+if __name__ == "__main__":
+    main()

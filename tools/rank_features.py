@@ -1,0 +1,95 @@
+"""mAP and CMC of exported features, larger than the memory: python tools/rank_features.py --query Q --gallery G"""
+import sys
+from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import demo_sdtps.script  # noqa: F401
+
+import numpy as np
+import torch
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.extras import check_extra
+from demo_sdtps.config.files import write_json
+from demo_sdtps.config.printing import print_lines
+from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.engine.distributed import check_single
+from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
+from demo_sdtps.engine.evaluation.streaming import evaluate_stream
+from demo_sdtps.engine.feature_sets import FeatureSet, open_features
+from demo_sdtps.engine.search.nearest import nearest
+
+TOP = 10
+KEYS = {"camera": "cams", "scene": "scenes"}
+
+
+def main() -> None:
+    parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
+                                "Rank-k as test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or "
+                                "folders of shards. The queries are in memory, the gallery's shards are read one by one.")
+    parser.add_argument("--query", type=Path, required=True, metavar="Q", help="features of the queries")
+    parser.add_argument("--gallery", type=Path, required=True, metavar="G", help="features of the gallery")
+    parser.add_argument("--feat_norm", choices=("yes", "no"), default="yes",
+                        help="L2-normalise the features, as TEST.FEAT_NORM (default: yes)")
+    parser.add_argument("--exclude", choices=KEYS,
+                        help="exclude gallery samples of the query's identity and this (default: scene if the gallery has "
+                             "scenes, as MSVR310's protocol, else camera)")
+    parser.add_argument("--check", action="store_true", help="compare the digests of all shards first")
+    parser.add_argument("--top", type=positive_int, default=TOP, metavar="N", help=f"hits per query of --csv (default: {TOP})")
+    add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
+    add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
+                                             "none excluded, by squared Euclidean distance of L2-normalised features")
+    arguments = parser.parse_args()
+    check_outputs(arguments, [arguments.query, arguments.gallery])
+    check_single("tools/rank_features.py")
+    if arguments.csv:
+        check_extra("tools/rank_features.py --csv", "search", {"faiss": "faiss-cpu"})
+        if arguments.feat_norm == "no":
+            raise UserError("--csv compares L2-normalised features, but --feat_norm is no; leave one of them out.")
+    query, gallery = (open_features(place, arguments.feat_norm == "yes", arguments.check)
+                      for place in (arguments.query, arguments.gallery))
+    check_comparable(query, gallery)
+    if arguments.csv and arguments.top > len(gallery):
+        raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
+                        "as many.")
+    key = arguments.exclude or ("scene" if gallery.scenes.any() else "camera")
+    features = np.concatenate([block for _, block in query.features])
+    ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),
+                              [getattr(side, KEYS[key]) for side in (query, gallery)])
+    if arguments.csv:
+        write_hits(arguments.csv, features, query, gallery, arguments.top)
+    record = reid_record({int(str(gallery.origin["return pattern"])): ranking})
+    caption = (f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
+               f"and {key} excluded{'' if arguments.feat_norm == 'yes' else ', features not normalised'}, in percent")
+    if arguments.json:
+        write_json(arguments.json, {"caption": caption, "patterns": record})
+    print_lines(caption, *reid_table(record).splitlines())
+
+
+def check_comparable(query: FeatureSet, gallery: FeatureSet) -> None:
+    """Raise `UserError` where the features are of other weights, return patterns or widths."""
+    for name, found in gallery.origin.items():
+        if found != query.origin[name]:
+            values = "" if name == "checkpoint" else f" {query.origin[name]} and {found}"
+            raise UserError(f"The features {query.place} and {gallery.place} are of different {name}s{values}, so they cannot "
+                            "be compared; export one of them again.")
+
+
+def write_hits(path: Path, features: np.ndarray, query: FeatureSet, gallery: FeatureSet, top: int) -> None:
+    """Write the `top` nearest of each query (Q, D). Raises `UserError`."""
+    from demo_sdtps.tools.search import write_csv
+
+    hits = nearest(features, gallery.features, gallery.names, top)
+    names = [query.names[row] for row in range(len(query))]
+    found = [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()]
+    write_csv(path, [_as_triplet(name) for name in names], [list(map(_as_triplet, line)) for line in found], hits.distances)
+
+
+def _as_triplet(name: str) -> Triplet:
+    return Triplet(name, (name,))
+
+
+if __name__ == "__main__":
+    run(main)
