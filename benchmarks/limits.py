@@ -48,7 +48,7 @@ class Traffic(TorchDispatchMode):
 
 
 def limit_rows(quick: bool = False) -> list[Row]:
-    """Speeds of the processor, and the limits that follow from them, beside the seconds of this code; a ratio of 1 is optimal."""
+    """Speeds of the processor, and the limits that follow from them, beside the seconds of this code; a ratio of 1 is best."""
     size, copied, rounds = (64, 1 << 16, 1) if quick else (2048, 1 << 28, 5)
     operations, bandwidth, comparisons = product_speed(size, rounds), copy_speed(copied, rounds), comparison_speed(rounds)
     rows = [Row(f"matrix product of {size:,} × {size:,}, float32", None, operations / 1e9, "GFLOP/s", None),

@@ -51,9 +51,11 @@ def test_commands_name_scripts_and_configurations_that_exist(page):
 
 
 @pytest.mark.slow
-def test_the_flags_in_the_readme_are_those_of_the_commands(command):
-    for words in commands(README):
-        script = next(word for word in words if word.endswith(".py"))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
+    own = ((words, next((word for word in words if word.endswith(".py") and (ROOT / word).is_file()), None))
+           for words in commands(page))
+    for words, script in ((words, script) for words, script in own if script):
         flags = {word for word in words[words.index(script):] if word.startswith("--")}
         _, said, _ = command(import_module(f"demo_sdtps.{script[:-3].replace('/', '.')}").main, "--help")
         assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (script, flags)
