@@ -27,6 +27,9 @@ LABELS = ("identity", "camera", "scene")
 OWN = re.compile(rf"\.?({'|'.join(ARRAYS)})-\d{{5,}}\.npy(\.[0-9a-f]{{16}}\.part)?|"
                  r"\.?(shard-\d{5,}|manifest)\.json(\.[0-9a-f]{16}\.part)?")
 """Names of the files of an export, and of those that an interrupted one leaves."""
+NAMES = {"checkpoint_sha256": "checkpoint", "samples_sha256": "data set", "return_pattern": "return pattern",
+         "shard_rows": "number of rows"}
+"""What errors call an entry of an origin."""
 READ_ERRORS = (OSError, ValueError, EOFError)
 
 Record = dict[str, Any]
@@ -111,8 +114,9 @@ def find_shards(folder: Path, origin: Mapping[str, Any], count: int) -> list[Rec
     What an interrupted export has left beside them is removed. Raises `UserError` for a folder of other files, and for shards
     of another origin.
     """
-    if folder.exists():
-        check_own(folder)
+    if not folder.exists():
+        return [None] * count
+    check_own(folder)
     found: list[Record | None] = [None] * count
     for path in sorted(folder.glob("shard-*.json")):
         record = read_json(path)
@@ -206,10 +210,6 @@ def _check_origin(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) 
                             "--overwrite to export all of them anew.")
 
 
-NAMES = {"checkpoint_sha256": "checkpoint", "samples_sha256": "data set", "return_pattern": "return pattern",
-         "shard_rows": "number of rows"}
-
-
 def _first_damaged(folder: Path, record: Record) -> Path | None:
     """The first file of a shard that is missing or not as it was written."""
     for name, digest in record["sha256"].items():
@@ -222,8 +222,7 @@ def _first_damaged(folder: Path, record: Record) -> Path | None:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*") if OWN.fullmatch(path.name)] + [
-        path for path in folder.glob(".*") if OWN.fullmatch(path.name)]
+    return [path for path in folder.iterdir() if OWN.fullmatch(path.name)]
 
 
 def _digest(content: Mapping) -> str:

@@ -31,8 +31,8 @@ def record_of(measured):
     return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
 
 
-@pytest.mark.parametrize("parts", [["fusion"], pytest.param(["scale"], marks=pytest.mark.slow),
-                                   pytest.param(["seps", "evaluation"], marks=[pytest.mark.slow, pytest.mark.soak])])
+@pytest.mark.parametrize("parts", [["fusion"], *(pytest.param(parts, marks=[pytest.mark.slow, pytest.mark.soak]) for parts in (
+    ["scale"], ["seps", "evaluation"]))])
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--quick", "--json", output)
