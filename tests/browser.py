@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 
 
 @contextmanager
