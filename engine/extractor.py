@@ -166,6 +166,8 @@ def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
     if not lists:
         raise UserError("There is no image: rgb, ni and ti are all None; give at least one of them.")
     counts = {name: len(items) for name, items in lists.items()}
+    if not any(counts.values()):
+        raise UserError(f"There is no image: {' and '.join(lists)} are empty; give at least one triplet.")
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{number} of {name}" for name, number in counts.items())
@@ -182,6 +184,8 @@ def _as_list(items: Items) -> list[Item]:
     """One item or many as a list."""
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
+    if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
+        items = list(items.flat)
     is_single = isinstance(items, (np.ndarray, torch.Tensor)) and items.ndim < 4
     if not is_single and not isinstance(items, Iterable):
         raise UserError(f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them.")

@@ -234,7 +234,7 @@ def test_a_configuration_is_for_the_data_set_of_its_folder(path):
 @pytest.mark.parametrize("folder", NAMES)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
-    slim = {"DeMo_Slim"} | ({"DeMo_Slim_Supervised"} if folder == "Synthetic" else set())
+    slim = {"DeMo_Slim"} | ({"DeMo_Slim_Supervised", "DeMo_Slim_Saliency"} if folder == "Synthetic" else set())
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS"} | slim
     found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}

@@ -67,3 +67,15 @@ def test_what_cannot_be_exported_is_told(tiny_root, command, tmp_path):
                         (["--weight", weights, "--output", tmp_path / "m.pth"], ".onnx")):
         code, _, stderr = command(export_onnx.main, *words)
         assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and not (tmp_path / "m.onnx").exists()
+
+
+def test_an_image_whose_selection_is_a_tie_is_told_from_others():
+    """The patches of an image of one colour are equal but for rounding; those of noise are not."""
+    graph = export_onnx.Patterns(tiny_model(*MODELS["saliency"]).eval())
+    images, cameras = random_images(1, 3)
+    inputs = [image.clone() for image in images.values()]
+    for image in inputs:
+        image[1] = 0.5
+    with torch.no_grad():
+        expected = graph(*inputs, cameras)
+    assert export_onnx.undecided(graph, (*inputs, cameras), expected).tolist() == [False, True, False]

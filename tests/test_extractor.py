@@ -63,7 +63,8 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     arrays = {name: np.stack([np.asarray(image) for image in found]) for name, found in images.items()}
     tensors = {name: torch.from_numpy(found).permute(0, 3, 1, 2) for name, found in arrays.items()}
     for given in (images, arrays, tensors, {name: found / 255 for name, found in tensors.items()},
-                  {name: list(map(str, paths)) for name, paths in files.items()}):
+                  {name: list(map(str, paths)) for name, paths in files.items()},
+                  {name: np.array(list(map(str, paths))) for name, paths in files.items()}):
         assert np.array_equal(reid.features(**given), expected)
     for given in (files, images, arrays, tensors):
         single = {name: found[1] for name, found in given.items()}
@@ -128,6 +129,7 @@ BAD = {
     "no image": (lambda files: {}, ["rgb, ni and ti are all None"]),
     "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
     "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{SHOWN} of rgb", "2 of ti", "as many"]),
+    "no triplet": (lambda files: {"rgb": [], "ti": np.zeros((0, 8, 8, 3), np.uint8)}, ["no image", "rgb and ti are empty"]),
     "a missing file": (lambda files: {"ni": "nowhere.jpg"}, ["nowhere.jpg", "cannot be read"]),
     "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
     "channels last": (lambda files: {"rgb": torch.zeros(32, 16, 3, dtype=torch.uint8)}, ["(32, 16, 3)", "(3, height, width)"]),

@@ -9,7 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +28,7 @@ from demo_sdtps.modeling import DeMo
 INPUTS, OUTPUTS = ("rgb", "ni", "ti", "camera"), tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
 BATCHES, MOST = (1, 3, 8), 65536
 TOLERANCE = 1e-4
+ROUNDING, TRIES = 1e-5, 8  # relative changes of images that show whether a selection is a tie
 
 
 class Patterns(nn.Module):
@@ -84,7 +85,7 @@ def quiet() -> warnings.catch_warnings:
 
 def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
     """ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value, the number
-    of images beyond `TOLERANCE`, and seconds of each."""
+    of images beyond `TOLERANCE`, of those that are so without a tie in a selection (`undecided`), and seconds of each."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -95,11 +96,30 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
         with torch.no_grad():
             expected, torch_seconds = timed(partial(graph, *inputs))
         found, seconds = timed(partial(session.run, None, fed))
-        differences = torch.stack([(torch.from_numpy(own) - other).abs().amax(dim=1) / other.abs().max()
-                                   for own, other in zip(found, expected, strict=True)]).amax(dim=0)
-        rows.append({"batch": batch, "difference": float(differences.max()), "beyond": int((differences > TOLERANCE).sum()),
-                     "torch": torch_seconds, "onnx": seconds})
+        differences = differences_of([torch.from_numpy(own) for own in found], expected)
+        beyond = differences > TOLERANCE
+        wrong = beyond & ~undecided(graph, inputs, expected) if beyond.any() else beyond
+        rows.append({"batch": batch, "difference": float(differences.max()), "beyond": int(beyond.sum()),
+                     "wrong": int(wrong.sum()), "torch": torch_seconds, "onnx": seconds})
     return rows
+
+
+def differences_of(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(B,): the largest difference of each image in any output, relative to the output's largest value."""
+    return torch.stack([(own - other).abs().amax(dim=1) / other.abs().max()
+                        for own, other in zip(found, expected, strict=True)]).amax(dim=0)
+
+
+def undecided(graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
+    scores of patches at the edge of a selection are equal but for that."""
+    *images, cameras = inputs
+    generator, found = torch.Generator().manual_seed(0), torch.zeros(len(cameras), dtype=torch.bool)
+    for _ in range(TRIES):
+        changed = [image * (1 + ROUNDING * torch.randn(image.shape, generator=generator)) for image in images]
+        with torch.no_grad():
+            found |= differences_of(graph(*changed, cameras), expected) > TOLERANCE
+    return found
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -128,10 +148,10 @@ def main() -> None:
     with mean_camera(extractor.model.backbone), atomic_write(arguments.output) as temporary:
         write_onnx(extractor, temporary)
         rows = check_onnx(extractor, temporary)
-        if 4 * sum(row["beyond"] for row in rows) > sum(BATCHES):  # ties of the selection alone are rare
-            raise UserError(f"The ONNX model differs from torch by more than {TOLERANCE} on "
-                            f"{sum(row['beyond'] for row in rows)} of {sum(BATCHES)} random triplets, so it is not written; "
-                            "try other versions of torch, onnxscript and onnxruntime.")
+        if wrong := sum(row["wrong"] for row in rows):
+            raise UserError(f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
+                            "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
+                            "onnxscript and onnxruntime.")
     beyond = f"images beyond {TOLERANCE}"
     size = arguments.output.stat().st_size / 2**20
     print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}  {'torch':>9}  {'ONNX Runtime':>12}  {'speed':>6}", *(
