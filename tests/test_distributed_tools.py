@@ -129,6 +129,7 @@ def test_an_image_that_one_process_cannot_read_is_one_sentence_and_the_index_has
     assert done.returncode == 0 and done.stdout.splitlines()[0].endswith(f"{QUERIES} triplets (1 new)"), done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_search_and_leaves_no_half_file(command, weights, folders, tmp_path):
     words = ["--weight", weights, *folders[0], "--index", tmp_path / "index", "--csv", tmp_path / "x.csv"]

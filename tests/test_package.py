@@ -40,6 +40,7 @@ def test_the_project_is_not_installed_for_these_tests(tmp_path):
     assert "ModuleNotFoundError: No module named 'demo_sdtps'" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_command_finds_a_folder_of_the_checkout_under_a_common_name(tmp_path):
     """From the root too, which is where most users stand, and at the end of its imports."""
     program = tmp_path / "program.py"

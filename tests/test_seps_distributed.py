@@ -113,6 +113,7 @@ def trained(shapes_root, tmp_path_factory):
     return folder / "1", folder / "2"
 
 
+@pytest.mark.soak
 def test_two_processes_train_like_one(trained):
     alone, shared = map(records_of, trained)
     assert [record["epoch"] for record in shared] == [1, 2, 3, 4]
@@ -124,6 +125,7 @@ def test_two_processes_train_like_one(trained):
             assert two[split] == near(one[split], split)
 
 
+@pytest.mark.soak
 def test_one_process_writes(trained):
     alone, shared = trained
     assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
@@ -132,6 +134,7 @@ def test_one_process_writes(trained):
     assert log.count("epoch 4: loss") == 1 and log.count("the run is in") == 1
 
 
+@pytest.mark.soak
 def test_a_run_of_two_processes_goes_on(trained, shapes_root, tmp_path):
     """The process of one machine is killed, and that of the other ends too; SIGTERM comes to torchrun, as a cluster sends it;
     the rest of the run is as if nothing had happened."""
@@ -168,6 +171,7 @@ def interrupt(starters, output, epochs, act):
     assert len(records_of(output)) < 4 and torch.load(output / "last.pth", weights_only=True)["model"]
 
 
+@pytest.mark.soak
 def test_two_machines_test_like_one_process(trained, command, tmp_path):
     words = ["--weight", trained[0] / "last.pth", "TEST.FOLDS", "2", "--json"]
     code, printed, stderr = command(test_seps.main, *words, tmp_path / "1.json")
@@ -178,6 +182,7 @@ def test_two_machines_test_like_one_process(trained, command, tmp_path):
     assert "".join(process.stdout for process in done) == printed
 
 
+@pytest.mark.soak
 def test_machines_that_differ_end_with_one_sentence(shapes_root, tmp_path):
     words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "run")
     said = "".join(done.stderr for done in on_two_machines("train_seps.py", *words, of_second=("SOLVER.MARGIN", "0.3")))

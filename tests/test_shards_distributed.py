@@ -86,6 +86,7 @@ def test_several_processes_export_what_one_does(started, words, alone, tmp_path,
                                                            if more else {"x.npz"})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("nodes", [pytest.param(lambda: ONE_NODE, marks=pytest.mark.soak), two_nodes],
                          ids=["one node", "two nodes"])
 def test_a_process_that_dies_ends_all_and_its_shards_alone_are_missing(started, words, tmp_path, nodes):

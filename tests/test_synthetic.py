@@ -281,6 +281,7 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, command):
     code, stdout, _ = command(make_synthetic.main, "--help")
     assert code == 0 and "default: 128" in stdout

@@ -263,6 +263,7 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, command):
     code, stdout, stderr = command(make_synthetic_captions.main, "--root", tmp_path / "data", *SMALL)
     assert code == 0 and stderr == ""
