@@ -109,6 +109,7 @@ def _write_holder(descriptor: int) -> None:
               "since": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    os.fsync(descriptor)  # other machines see it then
 
 
 def _holder(content: bytes) -> str:

@@ -103,7 +103,10 @@ def write_shard(folder: Path, number: int, features: np.ndarray, samples: Sequen
 
 def write_manifest(folder: Path, origin: Mapping, about: Mapping, records: Sequence[Record]) -> None:
     """Write the manifest: `origin`, which features depend on, what else is said `about` them, and the shards. Raises
-    `UserError`."""
+    `UserError`, also where a file of theirs is missing."""
+    for path in (folder / name for record in records for name in record["sha256"]):
+        if not path.exists():
+            raise _damaged(path)
     content = {"format": FORMAT, **about, **origin, "width": records[0]["width"], "shards": list(records)}
     write_json(folder / MANIFEST, {"digest": _digest(content), **content})
 

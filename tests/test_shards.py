@@ -174,6 +174,15 @@ def test_other_content_of_the_right_size_is_found_by_its_digest(folder):
         open_shards(folder, check=True)
 
 
+def test_a_manifest_is_not_written_while_a_file_is_missing(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("manifest.json", "labels-00002.npy"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match=r"labels-00002\.npy of exported features is missing"):
+        write_manifest(folder, ORIGIN, {}, manifest["shards"])
+    assert not (folder / "manifest.json").exists()
+
+
 def test_features_that_are_not_finite_are_named(folder):
     np.save(folder / "features-00001.npy", np.full((12, 8), np.inf, np.float32))
     with pytest.raises(UserError, match=r"features-00001\.npy has features that are not finite"):

@@ -15,7 +15,8 @@ from interrupted import call
 from test_distributed import children_of, wait_for
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.shards import open_shards
+from demo_sdtps.config.lock import BEGINNING
+from demo_sdtps.engine.shards import LOCK, open_shards
 from demo_sdtps.tools import export_features
 
 pytestmark = pytest.mark.slow
@@ -44,10 +45,11 @@ def started():
     """Start the nodes' torchrun: → their processes, which end with the test."""
     found = []
 
-    def start(nodes, words):
-        for node in nodes:
+    def start(nodes, words, folders=(None, None)):
+        for node, folder in zip(nodes, folders, strict=False):
             line = [sys.executable, "-m", "torch.distributed.run", *node, str(ROOT / "tools" / "export_features.py")]
-            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                          cwd=folder))
         return found[-len(nodes):]
 
     yield start
@@ -128,3 +130,18 @@ def test_a_refused_output_is_reported_once(started, words, alone, tmp_path):
     _, stderr = starter.communicate(timeout=120)
     assert starter.returncode == 1 and stderr.count(ONE_LINE) == stderr.count("has shards of another return pattern") == 1
     assert contents(tmp_path / "x") == contents(alone / "x")
+
+
+@pytest.mark.soak
+def test_nodes_without_a_shared_output_are_refused(started, words, tmp_path):
+    """In the folder of the second there is the lock of an export that was killed."""
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[1] / "x").mkdir()
+    (folders[1] / "x" / LOCK).write_bytes(BEGINNING)
+    starters = started(two_nodes(), [*words, "--output", "x", "--shards", "5"], folders)
+    said = [starter.communicate(timeout=180)[1] for starter in starters]
+    assert all(starter.returncode == 1 for starter in starters), said
+    assert "".join(said).count(ONE_LINE) == "".join(said).count("is another folder than that of rank 0") == 1, said
+    assert str(folders[1] / "x") in said[0] and [*contents(tmp_path)] == [f"2/x/{LOCK}"]

@@ -7,6 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -44,6 +45,7 @@ from demo_sdtps.modeling import DeMo
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 CPU_BATCH = 32  # triplets between two exchanges of several processes on CPUs; the backbone takes no more at a time either
+NFS_DELAY = 60  # seconds for which a machine may not see a new file of another one in a shared folder
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -172,12 +174,26 @@ def is_normalised(cfg: CfgNode, arguments: argparse.Namespace) -> bool:
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Inside, no other export uses the folder; the main process alone holds its lock. Raises `UserError`."""
+    """Inside, no other export uses the folder; the main process alone holds its lock, which the others see. Raises
+    `UserError`."""
     with ExitStack() as stack:
         with distributed.ending_together():
             if distributed.is_main():
                 stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
+        holder = distributed.broadcast_from_main((folder / LOCK).read_bytes)
+        with distributed.ending_together():
+            check_shared(folder, holder)
         yield
+
+
+def check_shared(folder: Path, holder: bytes) -> None:
+    """Raise `UserError` where the lock of the folder is not that of the main process, with the content `holder`."""
+    until = time.monotonic() + NFS_DELAY
+    while not (folder / LOCK).exists() or (folder / LOCK).read_bytes() != holder:
+        if time.monotonic() > until:
+            raise UserError(f"The output {folder} ({folder.absolute()} in rank {distributed.rank()}) is another folder than that "
+                            "of rank 0; give the absolute path of one that all nodes share.")
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
