@@ -17,13 +17,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.load import with_values
 from demo_sdtps.config.printing import LineFormatter, console
-from demo_sdtps.engine.distributed import launched, local_rank
+from demo_sdtps.engine.distributed import launched, local_rank, world_size
 from demo_sdtps.modeling import DeMo
 
 LONGEST = math.sqrt(torch.finfo(torch.float32).max) / 2
 """Length of features up to which their squared distances are float32; much longer ones are normalised to zeros."""
 ADVICE = "; the weights are damaged or their training diverged: use other weights, or train with a lower SOLVER.BASE_LR."
+CPU_BATCH = 32  # samples between two exchanges; the backbone takes no more triplets at a time on a CPU either
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
@@ -42,6 +44,14 @@ def choose_device(cfg: CfgNode) -> torch.device:
                         f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
                         "another GPU.")
     return device
+
+
+def exchanging(cfg: CfgNode) -> CfgNode:
+    """`cfg` for inference by the connected processes, which exchange a sign of life after each batch: several on CPUs have
+    batches of at most `CPU_BATCH`."""
+    if world_size() == 1 or choose_device(cfg).type != "cpu":
+        return cfg
+    return with_values(cfg, {"TEST.IMS_PER_BATCH": min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)})
 
 
 def free_memory(device: torch.device) -> int:

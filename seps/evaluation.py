@@ -26,7 +26,7 @@ from demo_sdtps.engine.distributed import (
 )
 from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.load import check_same_files, prepare_evaluation
-from demo_sdtps.engine.runtime import check_features, check_finite, evaluating
+from demo_sdtps.engine.runtime import check_features, check_finite, evaluating, exchanging
 from demo_sdtps.engine.transfer import on_cpu, to_device
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
@@ -93,6 +93,7 @@ def check_folds(split: ImageTexts, folds: int) -> None:
 def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
     """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
     check_folds(split, folds)
+    cfg = exchanging(cfg)
     return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
                          cfg.TEST.IMS_PER_BATCH)
 

@@ -1,13 +1,19 @@
 """test_net.py and tools/search.py by several processes that torchrun starts, on one machine and on two: as by one."""
 import json
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from commands import CONFIG, QUERIES, ROOT, checkpoint_file, cli_args_for, near
-from test_distributed import kill_one_of_two, torchrun
+from commands import CONFIG, LARGE, QUERIES, ROOT, checkpoint_file, cli_args_for, near
+from test_distributed import children_of, kill_one_of_two, torchrun, wait_for
 from test_search_command import rows_of
+from test_seps_distributed import start_on_two_machines
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
@@ -137,3 +143,53 @@ def test_a_process_that_dies_ends_the_search_and_leaves_no_half_file(command, we
     assert not (tmp_path / "x.csv").exists()
     code, stdout, stderr = command(search.main, *words)
     assert code == 0 and f"{QUERIES} triplets" in stdout and (tmp_path / "x.csv").exists(), stderr
+
+
+COPIES = 24
+"""Of each image: a process on one core then takes minutes for its share, which is a single batch of TEST.IMS_PER_BATCH."""
+
+
+@pytest.fixture(scope="module")
+def many(tiny_root, tmp_path_factory):
+    """A data set with a large test split, and words with weights for it."""
+    root = tmp_path_factory.mktemp("many")
+    shutil.copytree(tiny_root, root, dirs_exist_ok=True)
+    for path in list((root / "RGBNT201" / "test").glob("*/*.jpg")):
+        for number in range(1, COPIES):
+            os.link(path, path.with_name(f"{path.stem}{number:02}.jpg"))
+    settings = [*cli_args_for(root, small=LARGE)[2:], "TEST.AMP", "off", "TEST.IMS_PER_BATCH", "512"]
+    return root, checkpoint_file(root / "last.pth", load_cfg(CONFIG, settings))
+
+
+def evaluation(root, output):
+    return "test_net", "--json", output / "x.json"
+
+
+def search_in(root, output):
+    test = root / "RGBNT201" / "test"
+    return ("tools.search", "--gallery", test, "--query", sorted((test / "RGB").iterdir())[0], "--index", output / "index",
+            "--csv", output / "x.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("words", [evaluation, search_in])
+def test_a_machine_notices_within_a_minute_that_another_has_died(many, tmp_path, words):
+    root, weights = many
+    module, *more = words(root, tmp_path / "out")
+    starters = start_on_two_machines("tests/opened_by.py", tmp_path, weights, module, "--weight", weights, *more)
+    try:
+        for number, starter in enumerate(starters):
+            wait_for(starter, tmp_path / f"opened by rank {number}")
+        time.sleep(8)  # extraction has begun
+        workers = [worker for starter in starters for worker in children_of(starter.pid)]
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        began = time.monotonic()
+        assert all(starter.wait(180) != 0 for starter in starters) and time.monotonic() - began < 60
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        for starter in starters:
+            starter.kill()
+            starter.communicate()
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith("x.") or "part" in path.name]

@@ -30,6 +30,7 @@ from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.load import load_model_and_data, parse_in_all
+from demo_sdtps.engine.runtime import CPU_BATCH, exchanging
 from demo_sdtps.engine.search.gallery import origin_of
 from demo_sdtps.engine.shards import (
     LOCK,
@@ -44,7 +45,6 @@ from demo_sdtps.engine.shards import (
 from demo_sdtps.modeling import DeMo
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
-CPU_BATCH = 32  # triplets between two exchanges of several processes on CPUs; the backbone takes no more at a time either
 NFS_DELAY = 60  # seconds for which a machine may not see a new file of another one in a shared folder
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -93,7 +93,7 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
     with distributed.ending_together():
-        loader = test_loader(cfg, distributed.share(samples))
+        loader = test_loader(exchanging(cfg), distributed.share(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
@@ -191,8 +191,8 @@ def check_shared(folder: Path, holder: bytes) -> None:
     until = time.monotonic() + NFS_DELAY
     while not (folder / LOCK).exists() or (folder / LOCK).read_bytes() != holder:
         if time.monotonic() > until:
-            raise UserError(f"The output {folder} ({folder.absolute()} in rank {distributed.rank()}) is another folder than that "
-                            "of rank 0; give the absolute path of one that all nodes share.")
+            raise UserError(f"The output {folder} ({folder.absolute()} in rank {distributed.rank()}) is another folder than "
+                            "that of rank 0; give the absolute path of one that all nodes share.")
         time.sleep(0.1)
 
 

@@ -16,6 +16,7 @@ from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.metrics import Ranking, Rows, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.engine.runtime import exchanging
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -49,7 +50,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, share(samples)), matched)
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(exchanging(cfg), share(samples)), matched)
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:

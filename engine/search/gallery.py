@@ -15,7 +15,14 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, ending_together, share
+from demo_sdtps.engine.distributed import (
+    all_gather_object,
+    all_gather_rows,
+    broadcast_from_main,
+    ending_together,
+    in_unequal_steps,
+    share,
+)
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
 
@@ -40,25 +47,30 @@ class Changes(NamedTuple):
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them."""
-    def features(triplets: Sequence[Triplet]) -> np.ndarray:
-        return reid.features(*zip(*(triplet.paths for triplet in triplets), strict=True), pattern=pattern)
+    def features(triplets: Sequence[Triplet], step: Callable[[], None]) -> np.ndarray:
+        paths = zip(*(triplet.paths for triplet in triplets), strict=True)
+        return reid.features(*paths, pattern=pattern, after_batch=step)
 
     def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, Unread]:
         own = share(triplets)
-        rows, unread = np.zeros((len(own), reid.widths[pattern]), np.float32), {}
-        with ending_together():
+        rows = np.zeros((len(own), reid.widths[pattern]), np.float32)
+        unread: Unread = {}
+
+        def work(step: Callable[[], None]) -> None:
             try:
-                rows[:] = features(own)
+                rows[:] = features(own, step)
             except UserError:
-                unread = unreadable(sorted({path for triplet in own for path in triplet.paths if path}))
+                unread.update(unreadable(sorted({path for triplet in own for path in triplet.paths if path})))
                 if not unread:
                     raise
                 whole = are_whole(own, unread)
                 if whole.any():
-                    rows[whole] = features(list(compress(own, whole)))
+                    rows[whole] = features(list(compress(own, whole)), step)
+
+        in_unequal_steps(work)
         found = all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
-        unread = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
-        return found[are_whole(triplets, unread)], unread
+        unread_by_all = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
+        return found[are_whole(triplets, unread_by_all)], unread_by_all
 
     return extract
 
