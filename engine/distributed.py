@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,13 @@ Item = TypeVar("Item")
 
 ENDED = ("closed by peer", "reset by peer", "Broken pipe", "ncclRemoteError")
 """Parts of the errors of gloo and NCCL after another process has ended; their other errors keep their trace."""
+
+START = timedelta(minutes=10)
+"""The time in which all processes must have started."""
+
+EXCHANGE = timedelta(days=7)
+"""The time that processes wait in an exchange for another one, such as for the main one while it ranks. They do not wait for
+one that has ended, whose connections are closed."""
 
 PATIENCE = 10
 """Seconds in which torchrun ends a process whose neighbour has ended; it does so in less than one."""
@@ -65,7 +73,7 @@ def processes() -> Iterator[None]:
     # torchrun gives every process one thread; all cores are shared instead.
     torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=EXCHANGE, **met())
     if not is_main():
         logging.disable()
         warnings.simplefilter("ignore")
@@ -79,6 +87,19 @@ def processes() -> Iterator[None]:
         raise UserError("Another process of this run has ended; its own message gives the reason.") from None
     # Not after an error: it would wait for the other processes, which torchrun ends only after this one.
     dist.destroy_process_group()
+
+
+def met() -> dict[str, Any]:
+    """The store, rank and number of processes of torchrun's, all of which have started. Raises `UserError` where one has not
+    done so within `START`."""
+    try:
+        store, own, count = next(dist.rendezvous("env://", timeout=START))
+        store.set(f"started {own}", "")
+        store.wait([f"started {other}" for other in range(count)], START)
+    except dist.DistStoreError:
+        raise UserError(f"Not all of the {launched()} processes of this run have started within {START.seconds / 60:g} "
+                        "minutes; see what the others say, and start all of them again.") from None
+    return {"store": store, "rank": own, "world_size": count}
 
 
 def check_launch(cfg: CfgNode) -> None:
@@ -249,7 +270,7 @@ def once_per_machine(read: Callable[[], tuple[dict[str, torch.Tensor], Item]]) -
             things = [{name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, rest]
     first = rank() - local_rank()  # torchrun numbers the processes of a machine one after the other
     machine: Any = dist.new_group(list(range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))), backend="gloo",
-                                  use_local_synchronization=True)
+                                  timeout=EXCHANGE, use_local_synchronization=True)
     dist.broadcast_object_list(things, first, machine)
     found = {}
     for name, (shape, dtype) in things[0].items():

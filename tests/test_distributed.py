@@ -3,9 +3,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ import two_processes
 from commands import ROOT, SMALL, near, records_of
 from interrupted import call
 
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.engine import distributed
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
@@ -229,3 +232,22 @@ def test_two_processes_that_cannot_fetch_their_weights_end_with_one_sentence(tin
     done = torchrun("train_net.py", *words(tiny_root, tmp_path / "run", *hub))
     assert done.returncode != 0 and done.stderr.count("timm could not download") == 1, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_processes_wait_longer_than_torch_does_by_default(tmp_path):
+    done = torchrun("tests/waits_long.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text() == "('read', {'x': tensor([1.])}, 'read')"
+
+
+def test_a_process_that_never_starts_is_waited_for_a_limited_time(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(distributed, "START", timedelta(seconds=1))
+    with pytest.raises(UserError, match="Not all of the 2 processes of this run have started"):
+        distributed.met()
