@@ -17,8 +17,6 @@ BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
 SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
          "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_PERIOD", "1",
          "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
-LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")
-"""Images that take their time."""
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 BACKBONE_WIDTH = 64
 SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",

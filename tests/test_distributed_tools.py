@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import CONFIG, LARGE, QUERIES, ROOT, checkpoint_file, cli_args_for, near
+from commands import CONFIG, QUERIES, ROOT, SMALL, checkpoint_file, cli_args_for, near
 from test_distributed import children_of, kill_one_of_two, torchrun, wait_for
 from test_search_command import rows_of
 from test_seps_distributed import start_on_two_machines
@@ -145,8 +145,8 @@ def test_a_process_that_dies_ends_the_search_and_leaves_no_half_file(command, we
     assert code == 0 and f"{QUERIES} triplets" in stdout and (tmp_path / "x.csv").exists(), stderr
 
 
-COPIES = 24
-"""Of each image: a process on one core then takes minutes for its share, which is a single batch of TEST.IMS_PER_BATCH."""
+COPIES, LARGE = 24, (*SMALL, "INPUT.SIZE_TRAIN", "[256,128]", "INPUT.SIZE_TEST", "[256,128]", "TEST.IMS_PER_BATCH", "512")
+"""So many and large images that a process on one core takes minutes for its share, which is less than a batch."""
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +157,7 @@ def many(tiny_root, tmp_path_factory):
     for path in list((root / "RGBNT201" / "test").glob("*/*.jpg")):
         for number in range(1, COPIES):
             os.link(path, path.with_name(f"{path.stem}{number:02}.jpg"))
-    settings = [*cli_args_for(root, small=LARGE)[2:], "TEST.AMP", "off", "TEST.IMS_PER_BATCH", "512"]
-    return root, checkpoint_file(root / "last.pth", load_cfg(CONFIG, settings))
+    return root, checkpoint_file(root / "last.pth", load_cfg(CONFIG, cli_args_for(root, "TEST.AMP", "off", small=LARGE)[2:]))
 
 
 def evaluation(root, output):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import CONFIG, LARGE, ONE_LINE, ROOT, checkpoint_file, cli_args_for, contents
+from commands import CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
 from interrupted import call
 from test_distributed import children_of, wait_for
 
@@ -20,6 +20,8 @@ from demo_sdtps.engine.shards import LOCK, open_shards
 from demo_sdtps.tools import export_features
 
 pytestmark = pytest.mark.slow
+LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")
+"""Images that take their time."""
 ONE_NODE = [("--standalone", "--nproc_per_node=2")]
 
 
