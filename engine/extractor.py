@@ -23,7 +23,7 @@ from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import choose_device, compile_model, exchanging, free_memory
+from demo_sdtps.engine.runtime import choose_device, compile_model, exchanging, memory_of_this_process
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 
@@ -135,7 +135,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
-        batch = fitting_batch(cfg.TEST.IMS_PER_BATCH, self.model.backbone, free_memory(choose_device(self.cfg)))
+        batch = fitting_batch(cfg.TEST.IMS_PER_BATCH, self.model.backbone, memory_of_this_process(choose_device(self.cfg)))
         return DataLoader(dataset, batch_size=batch, **loader_kwargs(cfg, dataset))
 
 

@@ -16,6 +16,7 @@ from demo_sdtps.engine.search.stack import Stack
 from demo_sdtps.engine.shards import Shards, file_of, open_shards
 
 BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
+NORMALISED = "normalisation"  # in `FeatureSet.origin`: whether the features were of length 1 when they were exported
 SMALLEST = 1e-12  # length by which shorter features are divided, as torch's normalisation does
 FORMAT_ERRORS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
@@ -112,13 +113,15 @@ def open_features(place: Path, normalise: bool = True, check: bool = False) -> F
 
     if place.is_dir():
         shards = open_shards(place, check)
-        origin = {"return pattern": shards.manifest["return_pattern"], "checkpoint": shards.manifest["checkpoint_sha256"]}
+        origin = {"return pattern": shards.manifest["return_pattern"], "checkpoint": shards.manifest["checkpoint_sha256"],
+                  NORMALISED: bool(shards.manifest.get("normalised"))}
         return FeatureSet(place, origin, ShardStack(shards, prepare), shards.ids, shards.cams, shards.scenes, Names(shards))
     try:
         with np.load(place) as content:
             features, paths = content["features"], content["paths"]
             ids, cams, scenes = (content[name].astype(np.int64, casting="safe") for name in ("ids", "cams", "scenes"))
-            origin = {"return pattern": int(content["return_pattern"]), "checkpoint": str(content["checkpoint_sha256"])}
+            origin = {"return pattern": int(content["return_pattern"]), "checkpoint": str(content["checkpoint_sha256"]),
+                      NORMALISED: bool(content["normalised"])}
             fits = features.ndim == 2 and features.dtype == np.float32 and paths.ndim == 2
     except FileNotFoundError:
         raise UserError(f"The features {place} do not exist; give a file or folder that export_features.py wrote.") from None

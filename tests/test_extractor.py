@@ -103,7 +103,7 @@ def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_p
 @pytest.mark.parametrize("memory, largest", [(0, 1), (1 << 40, SHOWN)])
 def test_a_batch_is_as_large_as_the_memory_allows(reid, files, monkeypatch, memory, largest):
     seen, expected = [], reid.features(**files)
-    monkeypatch.setattr(extractor, "free_memory", lambda device: memory)
+    monkeypatch.setattr(extractor, "memory_of_this_process", lambda device: memory)
     hook = reid.model.backbone.vit.patch_embed.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     assert np.allclose(reid.features(**files), expected, atol=1e-6)
     hook.remove()

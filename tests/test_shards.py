@@ -283,8 +283,10 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(export,
 
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
     assert export("q.npz", "--split", "query")[0] == export("g", "--shards", "--return_pattern", "1")[0] == 0
+    assert export("n.npz", "--split", "query", "--normalise", "--return_pattern", "1")[0] == 0
     (tmp_path / "x.npz").write_text("no archive")
-    cases = {"different return patterns 3 and 1": ("q.npz", "g"), "different checkpoints": ("q.npz", folder),
+    cases = {"different normalisations True and False": ("n.npz", "g", "--feat_norm", "no"),
+             "different return patterns 3 and 1": ("q.npz", "g"), "different checkpoints": ("q.npz", folder),
              "is damaged, or not of": ("x.npz", "g"), "do not exist": ("q.npz", "none"),
              "give at most as many": ("g", "g", "--csv", tmp_path / "x.csv", "--top", "33"),
              "leave one of them out": ("g", "g", "--csv", tmp_path / "x.csv", "--feat_norm", "no"),
@@ -293,6 +295,17 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
         code, stdout, stderr = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, *words)
         assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and what in stderr
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_json_and_csv_are_written_both_or_neither(export, command, tmp_path):
+    assert export("g", "--shards")[0] == 0
+    (tmp_path / "file").write_text("no folder")
+    code, _, stderr = command(rank_features.main, "--query", tmp_path / "g", "--gallery", tmp_path / "g", "--csv",
+                              tmp_path / "new" / "x.csv", "--json", tmp_path / "file" / "x.json")
+    assert code == 2 and "x.json" in stderr and not (tmp_path / "new" / "x.csv").exists()
+    code, _, stderr = command(rank_features.main, "--query", tmp_path / "g", "--gallery", tmp_path / "g", "--csv",
+                              tmp_path / "new" / "x.csv")
+    assert code == 0 and (tmp_path / "new" / "x.csv").read_text().startswith("query,rank,gallery,distance"), stderr
 
 
 def rank_and_search(folder):

@@ -130,7 +130,7 @@ def main() -> None:
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(*report(record).splitlines())
-    if any(one["result"] == FAILED for one in results):
+    if any(one["result"] in (FAILED, NOT_RUN) for one in results):
         sys.exit(1)
 
 

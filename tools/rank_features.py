@@ -6,19 +6,21 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+from contextlib import ExitStack
+
 import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
 from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import write_json
+from demo_sdtps.config.files import atomic_write, write_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.evaluation.streaming import evaluate_stream
-from demo_sdtps.engine.feature_sets import FeatureSet, open_features
+from demo_sdtps.engine.feature_sets import NORMALISED, FeatureSet, open_features
 from demo_sdtps.engine.search.nearest import nearest
 
 TOP = 10
@@ -50,7 +52,7 @@ def main() -> None:
             raise UserError("--csv compares L2-normalised features, but --feat_norm is no; leave one of them out.")
     query, gallery = (open_features(place, arguments.feat_norm == "yes", arguments.check)
                       for place in (arguments.query, arguments.gallery))
-    check_comparable(query, gallery)
+    check_comparable(query, gallery, arguments.feat_norm == "yes")
     if arguments.csv and arguments.top > len(gallery):
         raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
                         "as many.")
@@ -58,20 +60,22 @@ def main() -> None:
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),
                               [getattr(side, KEYS[key]) for side in (query, gallery)])
-    if arguments.csv:
-        write_hits(arguments.csv, features, query, gallery, arguments.top)
     record = reid_record({int(str(gallery.origin["return pattern"])): ranking})
     caption = (f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
                f"and {key} excluded{'' if arguments.feat_norm == 'yes' else ', features not normalised'}, in percent")
-    if arguments.json:
-        write_json(arguments.json, {"caption": caption, "patterns": record})
+    with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
+        if arguments.csv:
+            write_hits(both.enter_context(atomic_write(arguments.csv)), features, query, gallery, arguments.top)
+        if arguments.json:
+            write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
 
 
-def check_comparable(query: FeatureSet, gallery: FeatureSet) -> None:
-    """Raise `UserError` where the features are of other weights, return patterns or widths."""
+def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
+    """Raise `UserError` where the features are of other weights or return patterns, or one side alone is normalised already and
+    ranking does not `normalise`. What a .npz file does not record, the configuration, is not compared."""
     for name, found in gallery.origin.items():
-        if found != query.origin[name]:
+        if found != query.origin[name] and not (normalise and name == NORMALISED):
             values = "" if name == "checkpoint" else f" {query.origin[name]} and {found}"
             raise UserError(f"The features {query.place} and {gallery.place} are of different {name}s{values}, so they cannot "
                             "be compared; export one of them again.")

@@ -24,6 +24,7 @@ from demo_sdtps.engine.distributed import (
     share,
 )
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
+from demo_sdtps.engine.runtime import choose_device, choose_precision
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
 
 WEIGHTS = "weights"
@@ -90,7 +91,9 @@ def check_read(unread: Unread, advice: str) -> None:
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
-    groups = {"MODEL": cfg.MODEL, "INPUT": cfg.INPUT, "TEST": {name: cfg.TEST[name] for name in ("NECK_FEAT", "AMP")}}
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))  # auto is another one on other hardware
+    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    groups = {"MODEL": cfg.MODEL, "INPUT": cfg.INPUT, "TEST": {"NECK_FEAT": cfg.TEST.NECK_FEAT, "AMP": amp}}
     keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     used = {key: value for key, value in keys.items() if key not in UNUSED}
     # As it is read again: JSON has no tuples.
