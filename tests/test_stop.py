@@ -96,7 +96,7 @@ def test_a_lost_terminal_saves_the_run(tiny_root, tmp_path):
     with started(tiny_root, output, wrapper=shell, **attach) as process:
         os.close(theirs)
         os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     assert status_of(output)["status"] == "stopped" and "stopped by SIGHUP" in (output / "log.txt").read_text()
     assert torch.load(output / "last.pth", weights_only=True)["epoch"] >= 1
 
