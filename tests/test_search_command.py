@@ -6,10 +6,10 @@ import shutil
 from contextlib import ExitStack
 
 import pytest
+from browser import headless
 from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for, contents
 from PIL import Image
 from reference import search as reference
-from selenium import webdriver
 from test_files import full_disk
 
 import demo_sdtps
@@ -265,15 +265,8 @@ def test_without_faiss_the_extra_is_named(searched, monkeypatch):
 
 @pytest.fixture
 def browser():
-    if not shutil.which("chromedriver"):
-        pytest.skip("no chromedriver (Debian: chromium-driver), with which the page is opened")
-    options = webdriver.ChromeOptions()
-    options.add_argument("--headless")
-    options.add_argument("--no-sandbox")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with headless() as driver:
+        yield driver
 
 
 @pytest.mark.slow
