@@ -27,6 +27,7 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.loaders import stop_workers, test_loader
 from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.load import load_model_and_data, parse_in_all
@@ -70,7 +71,7 @@ def main() -> None:
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
     with distributed.processes():
         arguments, cfg = parse_in_all(parser)
-        with distributed.ending_together():
+        with ending_together():
             check_output(arguments, cfg)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
@@ -92,7 +93,7 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    with distributed.ending_together():
+    with ending_together():
         loader = test_loader(exchanging(cfg), distributed.share(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
@@ -116,7 +117,7 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
         values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
     settings = with_values(cfg, values)
     with reserved(folder):
-        with distributed.ending_together():
+        with ending_together():
             found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
         origin, records = distributed.broadcast_from_main(lambda: found)
         missing = [number for number, record in enumerate(records) if record is None]
@@ -130,7 +131,7 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
                 stop_workers(loader)
                 own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
 
-        distributed.in_unequal_steps(export)
+        in_unequal_steps(export)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
         about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
@@ -177,11 +178,11 @@ def reserved(folder: Path) -> Iterator[None]:
     """Inside, no other export uses the folder; the main process alone holds its lock, which the others see. Raises
     `UserError`."""
     with ExitStack() as stack:
-        with distributed.ending_together():
+        with ending_together():
             if distributed.is_main():
                 stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
         holder = distributed.broadcast_from_main((folder / LOCK).read_bytes)
-        with distributed.ending_together():
+        with ending_together():
             check_shared(folder, holder)
         yield
 
