@@ -11,12 +11,14 @@ import pytest
 import torch
 from commands import ONE_LINE, ROOT
 
-from demo_sdtps.benchmarks.run import headline
+from demo_sdtps.benchmarks.record import headline
 from demo_sdtps.tools import bundle, gpu_check
 from demo_sdtps.tools.gpu_checks import Found, Place
 
 PARTS = ("attention", "loss", "waiting", "memory", "seps")
-LACKING = ("yacs", "fvcore", "iopath", "portalocker", "termcolor", "tabulate", "pytest", "tqdm")
+OWN = ("torch", "torchvision", "numpy", "pillow")
+LACKING = ("timm", "yacs", "yaml", "fvcore", "scipy", "tqdm", "simplejpeg", "matplotlib", "tensorboard", "google.protobuf", "grpc",
+           "safetensors", "huggingface_hub", "pytest", "sklearn", "transformers", "psutil", "demo_sdtps")
 BROKEN = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -76,23 +78,26 @@ def test_the_table_is_what_the_json_holds(broken):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A copy of the checkout, and an interpreter that has the packages of this one but for LACKING → (checkout, python)."""
+    """A copy of the checkout, and an interpreter that has OWN and what these need alone → (checkout, python)."""
     folder = tmp_path_factory.mktemp("bare")
     shutil.copytree(ROOT / "demo_sdtps", folder / "checkout" / "demo_sdtps", symlinks=True)
     for linked in (path for path in (ROOT / "demo_sdtps").iterdir() if path.is_symlink()):
         copy = shutil.copytree if linked.is_dir() else shutil.copyfile
         copy(linked.resolve(), folder / "checkout" / linked.name)
+    shutil.copytree(ROOT / "tests", folder / "checkout" / "tests", symlinks=True)
+    for name in ("pyproject.toml", "Makefile"):
+        shutil.copyfile(ROOT / name, folder / "checkout" / name)
     venv.create(folder / "venv", symlinks=True)
-    packages = Path(torch.__file__).parents[1]
     (goal,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    hidden = {f"{name}-" for name in LACKING} | {"__editable__", "_virtualenv", "demo_sdtps", "demo-sdtps"}
-    for path in packages.iterdir():
-        if path.stem not in LACKING and not path.name.startswith(tuple(hidden)) and path.suffix != ".pth":
-            (goal / path.name).symlink_to(path)
+    packages = Path(torch.__file__).parents[1]
+    files = [file for found in bundle.required(OWN, without=()).values() for file in found.files]
+    for name in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+        (goal / name).symlink_to(packages / name)
     return folder / "checkout", folder / "venv" / "bin" / "python"
 
 
 def run_bare(bare, *words):
+    """`make gpu-check` of the checkout, without its --overwrite and --json."""
     checkout, python = bare
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run([str(python), str(checkout / "tools" / "gpu_check.py"), *words], capture_output=True, text=True,
@@ -102,18 +107,28 @@ def run_bare(bare, *words):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_an_interpreter_that_lacks_packages_takes_them_from_the_bundle(bare, capsys):
+    """With what the issue of a GPU machine needs most: the golden cases, and a run of train_net.py that is resumed."""
     checkout, python = bare
-    there = f"from importlib.util import find_spec; print([name for name in {('torch', *LACKING)!r} if find_spec(name)])"
-    found = subprocess.run([str(python), "-c", there], capture_output=True, text=True)
-    assert found.stdout.strip() == "['torch']", found.stderr
+    there = f"from demo_sdtps.tools.bundle import is_there; print(*filter(is_there, {(*OWN[:3], 'PIL', *LACKING)!r}))"
+    found = subprocess.run([str(python), "-c", there], capture_output=True, text=True, cwd=checkout)
+    assert found.stdout.split() == ["torch", "torchvision", "numpy", "PIL", "demo_sdtps"], found.stderr
     done = run_bare(bare, "--device", "cpu", "--quick", "--only", "loss")
     assert done.returncode == 2 and done.stderr.startswith(ONE_LINE) and len(done.stderr.splitlines()) == 1
-    assert "has no tqdm, yacs;" in done.stderr and "--bundle" in done.stderr
+    assert "has no timm, tqdm, yacs, pyyaml;" in done.stderr and "--bundle" in done.stderr
 
     gpu_check.make_bundle(checkout / "bundle")
-    assert "yacs" in capsys.readouterr().out
-    done = run_bare(bare, "--device", "cpu", "--quick", "--only", "loss")
-    assert done.returncode == 0 and "| loss | a loss" in done.stdout and "1 passed" in done.stdout, done.stderr
+    assert "tensorboard" in capsys.readouterr().out
+    done = run_bare(bare, "--device", "cpu", "--quick", "--only", "loss", "golden", "resume", "--json", checkout / "x.json")
+    checks = json.loads((checkout / "x.json").read_text())["checks"]
+    assert done.returncode == 0 and {one["result"] for one in checks} == {"passed"}, done.stdout + done.stderr
+    assert {one["part"] for one in checks} == {"loss", "golden", "resume"}
+
+    for name in ("pytest", "tensorboard"):
+        shutil.rmtree(checkout / "bundle" / name)
+    done = run_bare(bare, "--device", "cpu", "--quick", "--only", "loss", "golden", "resume")
+    assert done.returncode == 1 and "1 passed, 2 not run" in done.stdout
+    for part, module in (("golden", "pytest"), ("resume", "tensorboard")):
+        assert f"\nNOT CHECKED: {part}: {python} has no {module}; run python tools/gpu_check.py --bundle" in done.stdout
 
 
 def test_a_bundle_is_not_written_over(tmp_path, command):
@@ -121,9 +136,18 @@ def test_a_bundle_is_not_written_over(tmp_path, command):
     assert code == 2 and stderr.startswith(ONE_LINE) and "already exists" in stderr and not list(tmp_path.iterdir())
 
 
+def test_modules_of_a_folder(tmp_path):
+    for name in ("one/__init__.py", "one/part.py", "two.py", "google/three/__init__.py", "one-1.0.dist-info/METADATA"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(bundle.modules_in(tmp_path)) == ["google.three", "one", "two"]
+    assert bundle.is_there("json.decoder") and not bundle.is_there("google.three") and not bundle.is_there("no_such.part")
+
+
 def test_compiled_packages_are_not_bundled():
     found = bundle.required()
-    assert {"yacs", "timm", "pytest", "tqdm", "pyyaml", "pluggy"} <= found.keys() and not {"torch", "numpy"} & found.keys()
+    assert {"yacs", "timm", "pytest", "tqdm", "pyyaml", "pluggy", "tensorboard", "protobuf"} <= found.keys()
+    assert not {"torch", "numpy", "grpcio", "safetensors"} & found.keys()
 
 
 @pytest.mark.parametrize(("words", "said"), [

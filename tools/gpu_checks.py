@@ -201,10 +201,12 @@ def resumed(place: Place) -> Iterator[Found]:
 def processes(place: Place) -> Iterator[Found]:
     """DistributedDataParallel under torchrun, one process for each GPU (tools/gpu_processes.py)."""
     report, size = place.folder / "processes.json", torch.cuda.device_count() if place.device.type == "cuda" else 2
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={size}",
-                           str(ROOT / "tools" / "gpu_processes.py"), str(report)], capture_output=True, text=True)
+    # Without --local-addr they look for each other by the machine's name, which nothing may resolve where there is no network.
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+                           f"--nproc_per_node={size}", str(ROOT / "tools" / "gpu_processes.py"), str(report)],
+                          capture_output=True, text=True)
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "Error" in line]
+        errors = [line for line in done.stderr.splitlines() if "Error" in line or line.startswith("error: ")]
         raise RuntimeError((errors or done.stderr.strip().splitlines() or ["no message"])[0])
     for what, figure in json.loads(report.read_text(encoding="utf-8")).items():
         yield Found(what, figure, ALIKE)
