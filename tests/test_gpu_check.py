@@ -17,8 +17,8 @@ from demo_sdtps.tools.gpu_checks import Found, Place
 
 PARTS = ("attention", "loss", "waiting", "memory", "seps")
 OWN = ("torch", "torchvision", "numpy", "pillow")
-LACKING = ("timm", "yacs", "yaml", "fvcore", "scipy", "tqdm", "simplejpeg", "matplotlib", "tensorboard", "google.protobuf", "grpc",
-           "safetensors", "huggingface_hub", "pytest", "sklearn", "transformers", "psutil", "demo_sdtps")
+LACKING = ("timm", "yacs", "yaml", "fvcore", "scipy", "tqdm", "simplejpeg", "matplotlib", "tensorboard", "google.protobuf",
+           "grpc", "safetensors", "huggingface_hub", "pytest", "sklearn", "transformers", "psutil", "demo_sdtps")
 BROKEN = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -29,6 +29,31 @@ gpu_check.PARTS["loss"] = gpu_check.Part("a check that raises", lambda place: [1
 gpu_check.PARTS["memory"] = gpu_check.Part("a check that ends its process", lambda place: os._exit(7))
 if __name__ == "__main__":
     gpu_check.run(gpu_check.main)
+"""
+HANGING = """
+import subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+from demo_sdtps.tools import gpu_check
+from demo_sdtps.tools.gpu_checks import Place
+
+def hang(place):
+    told = f"import os; open(f'{place.folder}/{{os.getpid()}}.pid', 'w'); import time; time.sleep(600)"
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+                    "--nproc_per_node=2", "--no-python", sys.executable, "-c", told])
+    yield
+
+gpu_check.PARTS["processes"] = gpu_check.Part("processes that hang", hang)
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    worker = gpu_check.Worker(Place(torch.device("cpu"), True, folder))
+    worker.connection.send("processes")
+    while len(list(folder.glob("*.pid"))) < 2:
+        assert worker.process.is_alive()
+        time.sleep(0.1)
+    worker.end(patience=0)
+    print(*(path.stem for path in folder.glob("*.pid") if Path("/proc", path.stem).exists()))
 """
 
 
@@ -41,6 +66,16 @@ def broken(tmp_path_factory):
                            "--quick", "--only", *PARTS, "--json", str(folder / "x.json")], capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     return done, json.loads((folder / "x.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_processes_of_torchrun_end_with_a_part_that_is_stopped(tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    done = subprocess.run([sys.executable, str(tmp_path / "hanging.py"), str(ROOT / "tests" / "alone"), str(tmp_path)],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and not done.stdout.strip(), done.stderr + done.stdout
 
 
 def results(record, part):
@@ -133,6 +168,12 @@ def test_an_interpreter_that_lacks_packages_takes_them_from_the_bundle(bare, cap
 def test_a_bundle_is_not_written_over(tmp_path, command):
     code, _, stderr = command(gpu_check.main, "--bundle", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "already exists" in stderr and not list(tmp_path.iterdir())
+
+
+def test_a_bundle_is_complete(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(bundle, "START", (*bundle.START, "no-such-package"))
+    code, _, stderr = command(gpu_check.main, "--bundle", tmp_path / "bundle")
+    assert code == 2 and "This environment has no no-such-package to copy" in stderr and not (tmp_path / "bundle").exists()
 
 
 def test_modules_of_a_folder(tmp_path):

@@ -25,8 +25,8 @@ COMPILED = (".so", ".pyd", ".dylib")
 WORKS_WITHOUT = ("protobuf", "pyyaml")  # distributions whose compiled part only makes them faster
 
 
-HOW_TO = (f"run python tools/gpu_check.py --bundle {FOLDER.name} where the project is installed (make setup) and copy that folder "
-          f"to {FOLDER}")
+HOW_TO = (f"run python tools/gpu_check.py --bundle {FOLDER.name} where the project is installed (make setup) and copy that "
+          f"folder to {FOLDER}")
 
 
 def use() -> None:
@@ -39,8 +39,8 @@ def use() -> None:
             sys.path.append(str(path))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path)]))
     if missing := [name for module, name in NEEDED.items() if not is_there(module)]:
-        sys.stderr.write(f"error: The interpreter {sys.executable} has no {', '.join(missing)}; install them, or, for those of "
-                         f"pure Python, {HOW_TO}.\n")
+        sys.stderr.write(f"error: The interpreter {sys.executable} has no {', '.join(missing)}; install what is compiled "
+                         f"({', '.join(OWN)}), and for the rest {HOW_TO}.\n")
         sys.exit(2)
 
 

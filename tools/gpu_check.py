@@ -55,6 +55,11 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ()  # modules beyond those without which nothing runs
 
 
+def evaluation(place: Place) -> Iterator[Row]:
+    for mode in ("off", "bf16"):
+        yield from evaluation_rows(place.quick, *((2, 8) if place.quick else (16, 64)), mode)
+
+
 def ranking(place: Place) -> Iterator[Row]:
     yield from ranking_speed_rows(place.quick, 1, place.device)
     yield from reranking_speed_rows(place.quick, 1, place.device)
@@ -81,8 +86,7 @@ PARTS = {
     "model": Part("speed of inference and training beside DeMo's plain formulation, in the same precision",
                   lambda place: same_precision_rows(place.quick)),
     "graph": Part("speed of a CUDA graph and of compiled blocks", graphs),
-    "evaluation": Part("speed of the evaluation of an epoch beside the plain formulation",
-                       lambda place: evaluation_rows(place.quick, *(() if place.quick else (16, 64)))),
+    "evaluation": Part("speed of the evaluation of an epoch beside the plain formulation, in the same precision", evaluation),
     "ranking": Part("speed of mAP, CMC and re-ranking beside loops on the CPU", ranking),
     "seps": Part("speed of SEPS beside a loop over the captions", lambda place: seps_speed_rows(place.quick, place.device)),
     "decoding": Part("cores that decode 2,000 triplets in a second", lambda place: decoding_rows(place.quick)),
@@ -93,9 +97,9 @@ PARTS = {
 def main() -> None:
     parser = Parser(
         description="Check on a GPU what the tests check on a CPU, and what a CPU cannot tell, and measure the speed beside "
-                    "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a part has failed, or was not run "
-                    "because no time\nwas left or a module is missing, which the last lines say. What needs a GPU is skipped on "
-                    "a CPU, and what takes long\nwith --quick; neither changes the exit code.",
+                    "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a part has failed, or was not run: "
+                    "the last lines\nsay which, and why (no time was left, or the interpreter lacks a module). What needs a "
+                    "GPU is skipped on a CPU,\nand what takes long with --quick; neither changes the exit code.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{part.about}" for name, part in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
@@ -138,6 +142,8 @@ def main() -> None:
 def make_bundle(folder: Path) -> None:
     if folder.exists():
         raise UserError(f"The folder {folder} already exists; remove it or choose another.")
+    if missing := [name for name in bundle.START if name not in bundle.required()]:
+        raise UserError(f"This environment has no {', '.join(missing)} to copy; install what is missing, as make setup does.")
     copied, left_out = bundle.make(folder)
     print_lines(f"Copied {', '.join(copied)} to {folder}",
                 *([f"Left out, as they are compiled: {', '.join(left_out)}"] if left_out else []),
