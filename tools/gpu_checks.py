@@ -40,6 +40,8 @@ OPTIONS = ("INPUT.SIZE_TRAIN", "[64,32]", "INPUT.SIZE_TEST", "[64,32]", "SOLVER.
 NEAR = {"off": 1e-4, "bf16": 2e-2}
 """Limit of the relative difference of two ways to compute the same, by value of SOLVER.AMP."""
 ALIKE = 1e-4  # the same for code that a compiler or several processes reorder
+WAITED = "called a synchronizing CUDA operation"
+"""torch's warning; another, which it gives when it is first asked for these, is of synchronizing operations too."""
 MIB = 2**20
 
 
@@ -246,7 +248,7 @@ def waits(place: Place) -> Iterator[Found]:
                 work()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        places = [f"{Path(one.filename).name}:{one.lineno}" for one in caught if "synchronizing" in str(one.message)]
+        places = [f"{Path(one.filename).name}:{one.lineno}" for one in caught if WAITED in str(one.message)]
         yield Found(f"{what}: times that the CPU waits for the GPU", len(places), 0, note=", ".join(dict.fromkeys(places)))
 
 
