@@ -10,6 +10,7 @@ import torch
 from demo_sdtps.benchmarks.data import FITTING, OTHER, draw, loading_seconds
 from demo_sdtps.benchmarks.model import FEW, PRECISIONS, Sides, Work, configuration, name_of
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
+from demo_sdtps.datasets import images
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.runtime import autocast, inference
 
@@ -42,7 +43,7 @@ def same_precision_rows(quick: bool) -> Iterator[Row]:
 def graph_rows(quick: bool) -> Iterator[Row]:
     """Inference in bfloat16 by ours alone, on a GPU: as a CUDA graph, and compiled (MODEL.COMPILE), beside one kernel after the
     other."""
-    for batch in (1, BATCH):
+    for batch in (1,) if quick else (1, BATCH):
         sides = Sides(configuration(), batch)
         plain = partial(sides.infer, sides.ours)
         with inference(sides.ours, torch.bfloat16):
@@ -77,7 +78,8 @@ def decoding_rows(quick: bool) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             draw(Path(folder), *size, identities=2 if quick else 4)
             seconds = loading_seconds(Path(folder), 1 if quick else 15, time.process_time)
-        what = f"decoding and augmentation of a triplet of {size[0]}×{size[1]} pixels"
+        what = f"decoding and augmentation of a triplet of {size[0]}×{size[1]} pixels" + (
+            "" if images.simplejpeg else ", without simplejpeg")
         needed = {name: MANY_PER_SECOND * taken for name, taken in seconds.items()}
         rows += [speed_row(f"{what}, processor time", seconds),
                  Row(f"… cores for {MANY_PER_SECOND:,} in a second, of {cpu_cores()} here", needed["reference"], needed["ours"],

@@ -17,6 +17,7 @@ from demo_sdtps.benchmarks.limits import limit_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
+from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.scale import scale_rows
 from demo_sdtps.benchmarks.search import compressed_rows, search_rows
@@ -26,9 +27,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.loaders import cpu_cores
-from demo_sdtps.engine.run.record import command, commit, machine, versions
-from demo_sdtps.engine.runtime import choose_device, choose_precision
+from demo_sdtps.engine.runtime import choose_device
 
 PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description, and rows by `quick`
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
@@ -74,24 +73,9 @@ def main() -> None:
     print(as_report(record))
 
 
-def about(device: torch.device, quick: bool) -> dict:
-    """What a record of measurements on `device` begins with: command, commit, versions and machine."""
-    return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
-            "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None}}
-
-
 def as_report(record: dict) -> str:
     """Record of --json as Markdown: command, machine and versions, and the table."""
     return f"{headline(record)}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
-
-
-def headline(record: dict) -> str:
-    """Command, machine and versions of a record."""
-    made, what = record["versions"], record["machine"]
-    half = "with" if what["bfloat16"] else "without"
-    where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
-    return (f"`{record['command']}` on {where}, {what['threads']} threads; "
-            + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import huggingface_hub
-import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from torch import nn
 
 from demo_sdtps.config import UserError
@@ -150,15 +146,25 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}.")
     try:
         if path.suffix == ".safetensors":
-            check_archive(path)
-            return safetensors.torch.load_file(path)
+            return _load_safetensors(path)
         content = _load(path, archives)
-    except (*LOAD_ERRORS, SafetensorError):
+    except LOAD_ERRORS:
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
                         ) from None
     with usable(path):
         return tensors_of(content)
+
+
+def _load_safetensors(path: Path) -> Weights:
+    """Raises one of LOAD_ERRORS."""
+    import safetensors.torch  # where it is used: a machine with a GPU may lack it (tools/bundle.py)
+
+    check_archive(path)
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def _load(path: Path, archives: bool) -> object:
@@ -192,6 +198,9 @@ def _from_hub(transformer_type: str) -> Weights:
 
 def _check_reachable(tag: str) -> None:
     """Raise the client's error at once where nothing of the weights is in the cache and the hub does not answer."""
+    import huggingface_hub  # where it is used, as safetensors above
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     config = timm.models.get_pretrained_cfg(tag)
     repository = config.hf_hub_id if config else None
     if not repository:  # the weights are at another address

@@ -5,6 +5,7 @@ from golden_cases import load_case, relative_error, seeded_input
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.pretrained import resize_position
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo, to_demo
 
@@ -48,6 +49,13 @@ def test_sdtps_default():
     for name, output in zip(OUTPUTS, outputs, strict=True):
         assert relative_error(output, case.arrays[name]) < 1e-5, name
     assert sum(p.numel() for p in module.parameters()) == 365_157
+
+
+def test_position_resize():
+    case = load_case("position_resize")
+    resized = resize_position(case.arrays["position_embedding"][None], tuple(case.settings["grid"]))
+    assert resized.shape == (1, 129, 24)
+    assert relative_error(resized[0], case.arrays["resized"]) < 1e-6
 
 
 def test_sdtps_defaults_are_the_papers():

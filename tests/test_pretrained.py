@@ -6,7 +6,6 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from golden_cases import load_case, relative_error
 from tiny import CAMERAS, tiny_cfg
 from torch import nn
 from weight_files import message, save_archive, save_torch, save_torch_before_zip
@@ -15,13 +14,6 @@ from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.pretrained import load_pretrained, read_source, read_weights, resize_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
-
-
-def test_golden_position_resize():
-    case = load_case("position_resize")
-    resized = resize_position(case.arrays["position_embedding"][None], tuple(case.settings["grid"]))
-    assert resized.shape == (1, 129, 24)
-    assert relative_error(resized[0], case.arrays["resized"]) < 1e-6
 
 
 @pytest.mark.parametrize("count", [1 + 14 * 14 + 1, 1 + 16 * 8, 196])

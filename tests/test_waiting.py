@@ -122,6 +122,7 @@ def test_seps(shapes_root):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_a_real_gpu_is_not_waited_for(tiny_root):
     words = ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL, *TWO_STEPS, "MODEL.DEVICE", "cuda"]
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml", words)

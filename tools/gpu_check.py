@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -32,15 +31,15 @@ import torch
 from demo_sdtps.benchmarks.gpu import decoding_rows, graph_rows, same_precision_rows
 from demo_sdtps.benchmarks.model import evaluation_rows
 from demo_sdtps.benchmarks.ranking import ranking_speed_rows, reranking_speed_rows
+from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
-from demo_sdtps.benchmarks.run import about, headline
 from demo_sdtps.benchmarks.seps import seps_speed_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.runtime import choose_device
+from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.tools import bundle
 from demo_sdtps.tools import gpu_checks as checks
 from demo_sdtps.tools.gpu_checks import FAILED, SKIPPED, Found, Place
@@ -54,6 +53,11 @@ class Part(NamedTuple):
     about: str
     work: Callable[[Place], Iterable[Found | Row]]
     needs: tuple[str, ...] = ()  # modules beyond those without which nothing runs
+
+
+def evaluation(place: Place) -> Iterator[Row]:
+    for mode in ("off", "bf16"):
+        yield from evaluation_rows(place.quick, *((2, 8) if place.quick else (16, 64)), mode)
 
 
 def ranking(place: Place) -> Iterator[Row]:
@@ -82,8 +86,7 @@ PARTS = {
     "model": Part("speed of inference and training beside DeMo's plain formulation, in the same precision",
                   lambda place: same_precision_rows(place.quick)),
     "graph": Part("speed of a CUDA graph and of compiled blocks", graphs),
-    "evaluation": Part("speed of the evaluation of an epoch beside the plain formulation",
-                       lambda place: evaluation_rows(place.quick, *(() if place.quick else (16, 64)))),
+    "evaluation": Part("speed of the evaluation of an epoch beside the plain formulation, in the same precision", evaluation),
     "ranking": Part("speed of mAP, CMC and re-ranking beside loops on the CPU", ranking),
     "seps": Part("speed of SEPS beside a loop over the captions", lambda place: seps_speed_rows(place.quick, place.device)),
     "decoding": Part("cores that decode 2,000 triplets in a second", lambda place: decoding_rows(place.quick)),
@@ -94,7 +97,9 @@ PARTS = {
 def main() -> None:
     parser = Parser(
         description="Check on a GPU what the tests check on a CPU, and what a CPU cannot tell, and measure the speed beside "
-                    "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a check has failed.",
+                    "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a part has failed, or was not run: "
+                    "the last lines\nsay which, and why (no time was left, or the interpreter lacks a module). What needs a "
+                    "GPU is skipped on a CPU,\nand what takes long with --quick; neither changes the exit code.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{part.about}" for name, part in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
@@ -137,9 +142,11 @@ def main() -> None:
 def make_bundle(folder: Path) -> None:
     if folder.exists():
         raise UserError(f"The folder {folder} already exists; remove it or choose another.")
+    if missing := [name for name in bundle.START if name not in bundle.required()]:
+        raise UserError(f"This environment has no {', '.join(missing)} to copy; install what is missing, as make setup does.")
     copied, left_out = bundle.make(folder)
     print_lines(f"Copied {', '.join(copied)} to {folder}",
-                f"Left out, as they are compiled and the checks go on without them: {', '.join(left_out)}",
+                *([f"Left out, as they are compiled: {', '.join(left_out)}"] if left_out else []),
                 f"On the machine with the GPU the checkout needs it as {bundle.FOLDER.name}/")
 
 
@@ -160,7 +167,8 @@ def check(place: Place, parts: Sequence[str], deadline: float) -> tuple[list[dic
             except (TimeoutError, EOFError) as error:
                 why = "it was stopped, as no time was left" if isinstance(error, TimeoutError) else worker.last_words()
                 found.append((part, Found(PARTS[part].about, given=FAILED, note=why), time.monotonic() - began))
-                worker.end(patience=0)
+            if any(name == part and isinstance(one, Found) and one.result == FAILED for name, one, _ in found):
+                worker.end(patience=0)  # an error of CUDA leaves its process without a GPU that it could use
                 worker = None
     finally:
         if worker:
@@ -209,6 +217,10 @@ class Worker:
         self.process.join(patience)
         assert self.process.pid
         with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)  # torchrun ends its processes, which are in no group of this one
+            for _ in range(50):
+                self.process.join(0.1)
+                os.killpg(self.process.pid, 0)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # before `serve` there is no such group
         self.process.join()
@@ -232,9 +244,10 @@ def serve(connection: Connection, place: Place) -> None:
 def results_of(name: str, place: Place) -> Iterator[tuple[Found | Row, float]]:
     """What a part finds, and the seconds of each; what it raises is a failure."""
     part, began = PARTS[name], time.perf_counter()
-    if missing := [module for module in part.needs if find_spec(module) is None]:
-        yield Found(part.about, given=SKIPPED, note=f"this interpreter has no {' and no '.join(missing)}"), 0.0
+    if missing := [module for module in part.needs if not bundle.is_there(module)]:
+        yield Found(part.about, given=NOT_RUN, note=f"{sys.executable} has no {' and no '.join(missing)}; {bundle.HOW_TO}"), 0.0
         return
+    set_seed(0)  # as before a training, whatever has run before: a GPU's algorithms are deterministic, if possible
     try:
         for found in part.work(place):
             now = time.perf_counter()
@@ -246,7 +259,7 @@ def results_of(name: str, place: Place) -> Iterator[tuple[Found | Row, float]]:
 
 
 def report(record: dict) -> str:
-    """The results as Markdown: where they were found, the checks, and the rows of the benchmark."""
+    """The results as Markdown: where they were found, the checks, the rows of the benchmark, and what was not checked."""
     counts = Counter(one["result"] for one in record["checks"])
     lines = [("part", "check", "result", "figure", "limit", "seconds", "note"), ("---",) * 7]
     for one in record["checks"]:
@@ -255,9 +268,14 @@ def report(record: dict) -> str:
         lines.append((one["part"], one["what"], one["result"], figure, limit, f"{one['seconds']:.1f}", one["note"]))
     table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
     rows = [Row(**row) for row in record["rows"]]
+    not_run: dict[str, list[str]] = {}
+    for one in record["checks"]:
+        if one["result"] == NOT_RUN:
+            not_run.setdefault(one["note"], []).append(one["part"])
     return "\n\n".join([headline(record), *([table] if record["checks"] else []), *([as_markdown(rows)] if rows else []),
                         f"{', '.join(f'{number} {result}' for result, number in counts.items()) or 'no check'}; "
-                        f"{len(rows)} rows of speed; {record['seconds']:.0f} s"])
+                        f"{len(rows)} rows of speed; {record['seconds']:.0f} s",
+                        *(f"NOT CHECKED: {', '.join(parts)}: {why}." for why, parts in not_run.items())])
 
 
 if __name__ == "__main__":

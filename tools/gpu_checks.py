@@ -40,6 +40,8 @@ OPTIONS = ("INPUT.SIZE_TRAIN", "[64,32]", "INPUT.SIZE_TEST", "[64,32]", "SOLVER.
 NEAR = {"off": 1e-4, "bf16": 2e-2}
 """Limit of the relative difference of two ways to compute the same, by value of SOLVER.AMP."""
 ALIKE = 1e-4  # the same for code that a compiler or several processes reorder
+WAITED = "called a synchronizing CUDA operation"
+"""torch's warning; another, which it gives when it is first asked for these, is of synchronizing operations too."""
 MIB = 2**20
 
 
@@ -201,10 +203,12 @@ def resumed(place: Place) -> Iterator[Found]:
 def processes(place: Place) -> Iterator[Found]:
     """DistributedDataParallel under torchrun, one process for each GPU (tools/gpu_processes.py)."""
     report, size = place.folder / "processes.json", torch.cuda.device_count() if place.device.type == "cuda" else 2
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={size}",
-                           str(ROOT / "tools" / "gpu_processes.py"), str(report)], capture_output=True, text=True)
+    # Without --local-addr they look for each other by the machine's name, which nothing may resolve where there is no network.
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+                           f"--nproc_per_node={size}", str(ROOT / "tools" / "gpu_processes.py"), str(report)],
+                          capture_output=True, text=True)
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "Error" in line]
+        errors = [line for line in done.stderr.splitlines() if "Error" in line or line.startswith("error: ")]
         raise RuntimeError((errors or done.stderr.strip().splitlines() or ["no message"])[0])
     for what, figure in json.loads(report.read_text(encoding="utf-8")).items():
         yield Found(what, figure, ALIKE)
@@ -244,7 +248,7 @@ def waits(place: Place) -> Iterator[Found]:
                 work()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        places = [f"{Path(one.filename).name}:{one.lineno}" for one in caught if "synchronizing" in str(one.message)]
+        places = [f"{Path(one.filename).name}:{one.lineno}" for one in caught if WAITED in str(one.message)]
         yield Found(f"{what}: times that the CPU waits for the GPU", len(places), 0, note=", ".join(dict.fromkeys(places)))
 
 

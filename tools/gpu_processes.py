@@ -7,7 +7,8 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from demo_sdtps.benchmarks.model import random_batch
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import Parser, run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.distributed import gathered, local_rank, rank, share, world_size
+from demo_sdtps.engine.distributed import gathered, local_rank, processes, rank, share, world_size
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.collectives import synchronise
 from demo_sdtps.modeling.losses import total_loss
@@ -33,13 +34,27 @@ def main() -> None:
                                 "exchange between processes where there is one, a single process too goes through NCCL.")
     parser.add_argument("json", type=Path, metavar="X.json", help="where rank 0 writes the largest differences")
     arguments = parser.parse_args()
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank()) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
+    with connected():
+        result = differences()
+        if rank() == 0:
+            write_json(arguments.json, result)
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """As `processes`, which connects nothing where there is one: that one is connected with itself."""
+    with processes():
+        if is_alone := not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        yield
+        if is_alone:
+            dist.destroy_process_group()
+
+
+def differences() -> dict[str, float]:
+    """The largest differences of losses and weights from those of one process, by what they are called in the report."""
     torch.backends.cudnn.allow_tf32 = False  # the weights below differ by less than its rounding
-    backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else backend)
+    device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
     cfg = load_cfg("Synthetic/DeMo_SDTPS.yml", list(STILL))
     torch.manual_seed(0)
     alone = make_model(cfg, CLASSES, CAMERAS).to(device).train()
@@ -50,13 +65,11 @@ def main() -> None:
     own = torch.tensor(share(range(len(labels))), device=device)
     expected = steps(cfg, alone, alone, images, cameras, labels)
     found = steps(cfg, shared, network, {name: image[own] for name, image in images.items()}, cameras[own], labels)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     what = f"DistributedDataParallel of {world_size()} processes with {backend} beside one"
     weights = zip(shared.state_dict().values(), alone.state_dict().values(), strict=True)
-    result = {f"{what}: largest difference of the losses": (found - expected).abs().max().item(),
-              f"{what}: largest difference of the weights": max((one - other).abs().max().item() for one, other in weights)}
-    if rank() == 0:
-        write_json(arguments.json, result)
-    dist.destroy_process_group()
+    return {f"{what}: largest difference of the losses": (found - expected).abs().max().item(),
+            f"{what}: largest difference of the weights": max((one - other).abs().max().item() for one, other in weights)}
 
 
 def steps(cfg: CfgNode, model: DeMo, network: nn.Module, images: Mapping[str, torch.Tensor], cameras: torch.Tensor,

@@ -134,7 +134,7 @@ def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
     samples = len(wide)
     narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # index N, the placeholder, has an empty set
     sizes = (narrow < samples).sum(1, dtype=torch.int32)
-    elements = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]))
+    elements = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device)
     for rows in progress(_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
         members = wide[rows]
         inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device).scatter_(1, members, True)
