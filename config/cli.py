@@ -131,8 +131,8 @@ def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
     Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`. Where
-    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence; after
-    SIGTERM and SIGHUP it is 143 and 129 (`ending_in_order`).
+    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence;
+    after SIGTERM and SIGHUP it is 143 and 129 (`ending_in_order`).
     """
     prepare_streams()
     try:
