@@ -83,10 +83,9 @@ def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) ->
             values = "" if name == "checkpoint" else f" {query.origin[name]} and {found}"
             raise UserError(f"The features {query.place} and {gallery.place} are of different {name}s{values}, so they cannot "
                             "be compared; export one of them again.")
-    for side in (query, gallery):
-        if not side.configuration:
-            logger.warning("%s, which an earlier version exported, does not record its configuration, so INPUT.SIZE_TEST and "
-                           "other keys are not compared.", side.place)
+    if old := {str(side.place): side for side in (query, gallery) if not side.configuration}:
+        logger.warning("The configuration of %s is not recorded (an earlier version exported it), so INPUT.SIZE_TEST and other "
+                       "keys are not compared.", " and ".join(old))
     for key, value in query.configuration.items():
         if key not in MAY_DIFFER and gallery.configuration.get(key, value) != value:
             raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}, {value!r} and "
