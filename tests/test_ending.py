@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT
+from test_distributed import children_of, command_of
 from test_shards import write
 
 from demo_sdtps.config.ending import ending_in_order
@@ -41,9 +42,8 @@ FORK = "os.fork() or time.sleep(60)"
 @contextmanager
 def writing(path, cleaning=0.0, child="0", **options):
     """A process that is writing a file and takes so many seconds to clean up: → it, and the process that it has forked."""
-    program = WRITE.replace("CHILD", child)
-    with subprocess.Popen([sys.executable, "-c", program, str(path), str(cleaning)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, **options) as process:
+    words = [sys.executable, "-c", WRITE.replace("CHILD", child), str(path), str(cleaning)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             yield process, int(process.stdout.readline())
         finally:
@@ -87,6 +87,33 @@ def test_a_forked_process_ends_without_the_clean_up_of_its_parent(tmp_path):
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
     assert not left_in(tmp_path)
+
+
+TRAIN = """
+import signal, sys
+from demo_sdtps.config import cli
+from demo_sdtps.engine.run.stop import STOP
+
+def at(place):
+    if place == sys.argv[1]:
+        signal.raise_signal(signal.SIGTERM)
+    print(place, STOP.requested)
+
+def main():
+    at("before")
+    with STOP.listening():
+        at("inside")
+    at("after")
+
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize(("place", "code", "said"), [
+    ("before", 143, ""), ("inside", 0, "before \ninside SIGTERM\nafter SIGTERM\n"), ("after", 143, "before \ninside \n")])
+def test_a_training_handles_signals_itself_and_its_command_does_so_before_and_after(place, code, said):
+    done = subprocess.run([sys.executable, "-c", TRAIN, place], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
 
 
 def test_handlers_are_as_before_and_other_threads_have_none():
@@ -160,3 +187,28 @@ def test_a_real_command_that_is_ended_while_it_writes(tmp_path, number, left):
     assert len(left_in(output.parent)) == left
     check_output_file(output, ".csv")
     assert not left_in(output.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize(("killed", "left"), [(1, 0), (0, 1)])
+def test_a_process_that_dies_ends_the_one_that_writes_and_the_one_that_waits(tmp_path, killed, left):
+    """torchrun ends the other by SIGTERM: in the middle of a file, which is removed, or of an exchange."""
+    output = tmp_path / "x.json"
+    with subprocess.Popen(command_of("tests/writes_long.py", output), stderr=subprocess.PIPE, text=True) as starter:
+        try:
+            while not temporaries(tmp_path, [output.name]):
+                assert starter.poll() is None, starter.stderr.read()
+                time.sleep(0.1)
+            workers = children_of(starter.pid)
+            time.sleep(2)  # until the other process waits
+            os.kill(workers[killed], signal.SIGKILL)
+            began = time.monotonic()
+            assert starter.wait(60) == 1 and time.monotonic() - began < 60
+            assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        finally:
+            starter.kill()
+        assert "Traceback" not in starter.stderr.read()
+    assert len(left_in(tmp_path)) == left
+    check_output_file(output, ".json")
+    assert not left_in(tmp_path)
