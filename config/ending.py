@@ -1,8 +1,10 @@
 """Signals that end a command: it leaves its contexts, which remove what is half-written, before it ends."""
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -37,9 +39,8 @@ def ending_in_order() -> Iterator[None]:
             signal.raise_signal(number)
         elif not is_asked:
             is_asked = True
-            timer = threading.Timer(DEADLINE, os._exit, [128 + number])
-            timer.daemon = True
-            timer.start()
+            # Not by `threading`, whose locks the interrupted code may hold.
+            _thread.start_new_thread(_end_at_last, (128 + number,))
             sys.exit(128 + number)
 
     replaced = {number for number in STOPPING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL}
@@ -53,6 +54,11 @@ def ending_in_order() -> Iterator[None]:
         if not is_asked:  # otherwise further signals are ignored to the end of the process
             for number in replaced:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _end_at_last(code: int) -> None:
+    time.sleep(DEADLINE)
+    os._exit(code)
 
 
 def _restore() -> None:
