@@ -26,7 +26,8 @@ from demo_sdtps.engine.search.nearest import nearest
 
 TOP = 10
 KEYS = {"camera": "cams", "scene": "scenes"}
-MAY_DIFFER = ("TEST.AMP",)  # it changes the rounding alone, as --dtype of an export does
+MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
+"""Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
 
 logger = logging.getLogger(__name__)
 
