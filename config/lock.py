@@ -83,7 +83,7 @@ def new_locked(file: Path) -> Iterator[None]:
             if fcntl:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, file):  # `remove_unlocked` has not come between
+            if file.exists():  # `remove_unlocked` has not come between
                 break
         if not fcntl:
             stack.close()  # Windows does not rename open files
