@@ -7,6 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, sha256
+from demo_sdtps.config.files import atomic_write, check_apart, check_output_file
 from demo_sdtps.config.load import with_values
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
@@ -54,8 +55,9 @@ def main() -> None:
     parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
                            "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
                            "order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, as single "
-                           "values, return_pattern, split, checkpoint (its path), checkpoint_sha256 (of its content) and "
-                           "normalised (whether the features are). With --shards, write the same in parts to a folder "
+                           "values, return_pattern, split, data_set, checkpoint (its path), checkpoint_sha256 (of its "
+                           "content), normalised (whether the features are) and configuration (JSON: the keys on which "
+                           "features depend, with their values). With --shards, write the same in parts to a folder "
                            "(docs/scale.md): an interrupted export goes on when the command is called again. Processes of "
                            "torchrun share the work; those of several nodes need a shared file system for the output.",
                            checkpoint=weight_flag())
@@ -98,13 +100,13 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
+    recorded = about(cfg) | origin_in(cfg, arguments)
+    recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
-                 paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
-                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256(cfg.TEST.WEIGHT),
-                 normalised=is_normalised(cfg, arguments))
+                 paths=np.array([sample.paths for sample in samples]), **recorded)
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
@@ -134,9 +136,8 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
         in_unequal_steps(export)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
-        about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
         if distributed.is_main():
-            write_manifest(folder, origin, about, records)
+            write_manifest(folder, origin, about(cfg), records)
     if distributed.is_main():
         print_lines(f"Wrote {len(missing)} shards to {folder}, {len(records) - len(missing)} were there: {len(samples)} "
                     f"features of {records[0]['width']} numbers, {arguments.dtype}")
@@ -159,18 +160,24 @@ def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
 
 def find(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample]) -> tuple[dict[str, Any], list]:
     """What the features depend on, and the records of the shards that are complete, None for others. Raises `UserError`."""
-    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
-    origin = {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
-              "normalised": is_normalised(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples),
-              "shard_rows": arguments.shards, "samples_sha256": samples_digest(samples),
-              "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": arguments.shards,
+              "samples_sha256": samples_digest(samples)}
     if arguments.overwrite:
         remove_shards(arguments.output)
     return origin, find_shards(arguments.output, origin, len(parts(len(samples), arguments.shards)))
 
 
-def is_normalised(cfg: CfgNode, arguments: argparse.Namespace) -> bool:
-    return arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the features depend on, but for the images, as a file and shards record it."""
+    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
+    return {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
+            "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
+            "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+
+
+def about(cfg: CfgNode) -> dict[str, str]:
+    """What else a file and shards record."""
+    return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
 
 
 @contextmanager
