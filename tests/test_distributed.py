@@ -1,12 +1,8 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
 import json
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +11,7 @@ import torch
 import two_processes
 from commands import ROOT, SMALL, near, records_of
 from interrupted import call
+from launch import command_of, free_port, kill_one_of_two, torchrun, wait_for
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine import distributed
@@ -24,16 +21,6 @@ CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
 STILL = ("MODEL.DROP_PATH", "0.0", "SOLVER.AMP", "off")
 """Without what every process draws for itself, and in float32 on any processor."""
-
-
-def torchrun(script, *words):
-    """Run a script of the project's in two processes: → the completed process."""
-    return subprocess.run(command_of(script, *words), capture_output=True, text=True, timeout=300)
-
-
-def command_of(script, *words):
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / script),
-            *map(str, words)]
 
 
 @pytest.fixture(scope="module")
@@ -218,30 +205,6 @@ def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     kill_one_of_two(output / "metrics.json", "train_net.py", *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"))
 
 
-def kill_one_of_two(file, script, *words):
-    """Run a script in two processes and kill one when `file` is there; that must end the other."""
-    starter = subprocess.Popen(command_of(script, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(starter, file)
-        workers = children_of(starter.pid)
-        os.kill(workers[-1], signal.SIGKILL)
-        assert starter.wait(60) == 1
-        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    finally:
-        starter.kill()
-        starter.stderr.close()
-
-
-def wait_for(process, file):
-    while not file.exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.1)
-
-
-def children_of(process):
-    return [int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()]
-
-
 @pytest.mark.slow
 def test_two_processes_that_cannot_fetch_their_weights_end_with_one_sentence(tiny_root, tmp_path):
     hub = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16, 16]", "INPUT.SIZE_TRAIN", "[64, 64]",
@@ -260,10 +223,7 @@ def test_processes_wait_longer_than_torch_does_by_default(tmp_path):
 
 
 def test_a_process_that_never_starts_is_waited_for_a_limited_time(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(distributed, "START", timedelta(seconds=1))
     with pytest.raises(UserError, match="Not all of the 2 processes of this run have started"):

@@ -3,18 +3,22 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from commands import CONFIG, QUERIES, ROOT, SMALL, checkpoint_file, cli_args_for, near
+from commands import CONFIG, QUERIES, SMALL, checkpoint_file, cli_args_for, near
+from launch import (
+    children_of,
+    kill_one_of_two,
+    on_two_machines,
+    start_on_one_machine,
+    start_on_two_machines,
+    torchrun,
+    wait_for,
+)
 from seps_tiny import cfg_for as seps_cfg_for
-from test_distributed import children_of, command_of, kill_one_of_two, torchrun, wait_for
 from test_search_command import rows_of
-from test_seps_distributed import start_on_two_machines
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
@@ -30,19 +34,6 @@ REFUSED = "error: "
 def weights(tiny_root, tmp_path_factory):
     cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.AMP", "off"])
     return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
-
-
-def on_two_machines(script, *words):
-    """Run a script by two torchrun of one process each: → (exit code, stderr) of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    runs = [subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={machine}",
-                              "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}", str(ROOT / script),
-                              *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for machine in (0, 1)]
-    said = [run.communicate(timeout=300) for run in runs]
-    return [(run.returncode, *texts) for run, texts in zip(runs, said, strict=True)]
 
 
 def opened(folder):
@@ -78,9 +69,9 @@ def test_two_processes_evaluate_like_one(evaluated, weights, tmp_path):
 @pytest.mark.slow
 def test_two_machines_evaluate_like_one_process(evaluated, weights, tmp_path):
     """One process of each reads the weights, one of all writes and prints."""
-    first, second = on_two_machines("tests/opened_by.py", tmp_path, weights, "test_net", *evaluated[0], tmp_path / "x.json")
-    assert first[0] == second[0] == 0 and opened(tmp_path) == ["opened by rank 0", "opened by rank 1"], first[2]
-    check_same(evaluated, tmp_path / "x.json", first[1] + second[1])
+    done = on_two_machines("tests/opened_by.py", tmp_path, weights, "test_net", *evaluated[0], tmp_path / "x.json")
+    assert [one.returncode for one in done] == [0, 0] and opened(tmp_path) == ["opened by rank 0", "opened by rank 1"], done
+    check_same(evaluated, tmp_path / "x.json", "".join(one.stdout for one in done))
 
 
 def without_weights(own_root):
@@ -190,10 +181,6 @@ def export(root, output):
 
 def evaluation_of_captions(root, output):
     return "test_seps", "--json", output / "x.json"
-
-
-def start_on_one_machine(script, *words):
-    return [subprocess.Popen(command_of(script, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT
-from test_distributed import children_of, command_of
+from launch import children_of, command_of
 from test_shards import write
 
 from demo_sdtps.config.ending import ending_in_order

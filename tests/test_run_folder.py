@@ -14,8 +14,8 @@ import pytest
 import torch
 from commands import CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL, cli_args_for, contents
 from interrupted import at
+from launch import torchrun
 from seps_tiny import cli_args_for as seps_cli_args_for
-from test_distributed import torchrun
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg

@@ -2,55 +2,21 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
 import two_seps_processes
-from commands import ROOT, contents, records_of
+from commands import contents, records_of
+from launch import children_of, command_of, on_two_machines, start_on_two_machines, torchrun, wait_for
 from seps_tiny import cli_args_for, test_seps, train
-from test_distributed import children_of, command_of, torchrun, wait_for
 from test_seps_training import near
 
 from demo_sdtps.config.files import temporaries
 from demo_sdtps.engine.run.output import OWN
 
 pytestmark = pytest.mark.slow
-
-
-def start_on_two_machines(script, *words, of_second=()):
-    """Start a script of the project's by two torchrun, which find each other on this machine and have half its cores each, as
-    two processes of one torchrun: → their processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d",
-               f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1", str(ROOT / script), *map(str, words)]
-    cores = sorted(os.sched_getaffinity(0))
-    half = max(1, len(cores) // 2)
-    started = []
-    try:
-        for more, own in (((), cores[:half]), (of_second, cores[-half:])):
-            os.sched_setaffinity(0, own)  # which a process inherits
-            started.append(subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    finally:
-        os.sched_setaffinity(0, cores)
-    return started
-
-
-def on_two_machines(script, *words, of_second=()):
-    """Run it to its end: → the completed processes."""
-    started = start_on_two_machines(script, *words, of_second=of_second)
-    try:
-        said = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [subprocess.CompletedProcess(process.args, process.returncode, *texts)
-            for process, texts in zip(started, said, strict=True)]
 
 
 # Steps

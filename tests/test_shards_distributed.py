@@ -2,7 +2,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
 from interrupted import call
-from test_distributed import children_of, wait_for
+from launch import children_of, free_port, wait_for
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.lock import BEGINNING
@@ -26,9 +25,7 @@ ONE_NODE = [("--standalone", "--nproc_per_node=2")]
 
 
 def two_nodes():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return [("--nnodes=2", f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}", "--nproc_per_node=1")
             for rank in (0, 1)]
 

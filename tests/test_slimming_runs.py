@@ -7,7 +7,8 @@ import two_processes
 from commands import BASELINE, CONFIG, ONE_LINE, SMALL, cli_args_for, records_of
 from config_files import error
 from interrupted import EVERY_STEP, assert_same, at, call, kill
-from test_distributed import STILL, torchrun
+from launch import torchrun
+from test_distributed import STILL
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
