@@ -142,7 +142,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", DIFFERENCES)
+@pytest.mark.parametrize("what", [pytest.param("the configuration", marks=pytest.mark.soak), "the test set"])
 def test_processes_that_differ_end_with_one_sentence(tiny_root, own_root, tmp_path, what):
     """They neither wait for each other nor compute."""
     more, expected = DIFFERENCES[what]

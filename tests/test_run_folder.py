@@ -224,6 +224,7 @@ def test_of_two_runs_started_at_once_one_is_refused(tiny_root, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_under_torchrun_one_sentence_refuses_all(tiny_root, tmp_path):
     with locked(tmp_path / "run" / LOCK, "it"):
         done = torchrun("train_net.py", *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *SHORT))

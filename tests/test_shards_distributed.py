@@ -109,6 +109,7 @@ def test_a_process_that_dies_ends_all_and_its_shards_alone_are_missing(started, 
     assert len(open_shards(folder, check=True)) == 32 and not list(folder.glob(".*"))
 
 
+@pytest.mark.soak
 def test_an_error_of_one_process_is_reported_once(started, own_root, words, tmp_path):
     """An image of the second process's share cannot be read; what the first has written stays."""
     sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[-1].write_bytes(b"")
