@@ -14,7 +14,8 @@ from demo_sdtps.config.cli import add_output, config_parser, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.distributed import ending_together, is_main, processes
+from demo_sdtps.engine.coordination import ending_together
+from demo_sdtps.engine.distributed import is_main, processes
 from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.engine.evaluation.reports import Record, missing_table, reid_caption, reid_record, reid_table
 from demo_sdtps.engine.load import load_model_and_data, parse_in_all

@@ -17,7 +17,8 @@ from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.distributed import check_agreement, check_launch, fetched, is_main, processes, share
+from demo_sdtps.engine.coordination import check_agreement, ending_together, once_per_machine, read_once
+from demo_sdtps.engine.distributed import check_launch, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer, data_files
 from demo_sdtps.engine.run.data import check_data
@@ -27,7 +28,7 @@ from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.run.tracking import check_tracking
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
-from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
 from demo_sdtps.modeling.selectors import selector_name
@@ -43,40 +44,49 @@ def main() -> None:
     add_overwrite(parser, REPLACE_RUN)
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    arguments, cfg = parse(parser)
-    check_launch(cfg)
-    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-    with processes(), locked_output(cfg, data_folders(cfg)):
-        train_run(cfg, arguments.overwrite)
+    with processes():
+        with ending_together():
+            arguments, cfg = parse(parser)
+            check_launch(cfg)
+            missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
+        with locked_output(cfg, data_folders(cfg)):
+            train_run(cfg, arguments.overwrite)
 
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Start or resume the run of `cfg`, in each of the connected processes."""
     check_agreement({**flat(cfg), "--overwrite": overwrite}, "start all of them with the same configuration")
-    selector_name(cfg)  # an unknown one is rejected before any data are read
-    device = choose_device(cfg)
-    resumed = find_run(cfg, overwrite)
+    with ending_together():
+        selector_name(cfg)  # an unknown one is rejected before any data are read
+        device = choose_device(cfg)
+    resumed = once_per_machine(lambda: find_run(cfg, overwrite))
     check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):
         if is_main():
             mark_finished(resumed)
             print_lines(resumed.all_done)
         return
-    check_tracking(cfg)
-    splits = read_splits(cfg)
-    samples = [sample for split in splits.values() for sample in split]
-    if cfg.DATASETS.VERIFY:
-        verify(samples)
-    set_seed(cfg.SOLVER.SEED)
-    model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
-    loader = train_loader(cfg, splits["train"])
+    with ending_together():
+        check_tracking(cfg)
+        splits = read_splits(cfg)
+        samples = [sample for split in splits.values() for sample in split]
+        if cfg.DATASETS.VERIFY:
+            verify(samples)
+        set_seed(cfg.SOLVER.SEED)
+        model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
+        loader = train_loader(cfg, splits["train"])
+        test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     sampler_of(loader).share = share
-    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     data = check_data(cfg, resumed, loader, data_files(cfg, splits))
-    report = (f"the weights are those of {resumed.path}" if resumed else
-              fetched(lambda: load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)))
-    if cfg.MODEL.COMPILE:
-        compile_model(model, device)
+
+    def pretrained(is_reading: bool) -> tuple[DeMo, str]:
+        source = cfg.MODEL.PRETRAIN_PATH_T
+        return model, load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source) if is_reading else ""
+
+    report = f"the weights are those of {resumed.path}" if resumed else read_once(pretrained)[1]
+    with ending_together():
+        if cfg.MODEL.COMPILE:
+            compile_model(model, device)
 
     # Nothing is written or replaced before the input has been checked.
     with run_folder(cfg, device, resumed) as output:

@@ -13,15 +13,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config.cli import add_overwrite, config_parser, parse, run
 from demo_sdtps.config.load import flat
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.distributed import (
-    check_agreement,
-    check_shares,
-    ending_together,
-    fetched,
-    is_main,
-    processes,
-    share,
-)
+from demo_sdtps.engine.coordination import check_agreement, ending_together, fetched, once_per_machine, read_once
+from demo_sdtps.engine.distributed import check_shares, is_main, processes, share
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
@@ -45,10 +38,12 @@ def main() -> None:
         "commit, versions), metrics.json, log.txt, TensorBoard scalars, last.pth and best.pth. RESUME auto continues it.",
         "example: python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
     add_overwrite(parser, REPLACE_RUN)
-    arguments, cfg = parse(parser)
-    check_shares(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
-    with processes(), locked_output(cfg, data_folders(cfg)):
-        train_run(cfg, arguments.overwrite)
+    with processes():
+        with ending_together():
+            arguments, cfg = parse(parser)
+            check_shares(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
+        with locked_output(cfg, data_folders(cfg)):
+            train_run(cfg, arguments.overwrite)
 
 
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
@@ -56,7 +51,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     check_agreement({**flat(cfg, SEPS_SCHEMA), "--overwrite": overwrite}, "start all of them with the same configuration")
     with ending_together():
         device = choose_device(cfg)
-        resumed = find_run(cfg, overwrite, SEPS_SCHEMA)
+    resumed = once_per_machine(lambda: find_run(cfg, overwrite, SEPS_SCHEMA))
     check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):
         if is_main():
@@ -68,7 +63,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
         splits = read_caption_splits(cfg)
     tokenizer = fetched(lambda: load_tokenizer(cfg))
     set_seed(cfg.SOLVER.SEED)
-    model, report = fetched(lambda: make_seps(cfg, pretrained=not resumed))
+    model, report = read_once(lambda is_reading: make_seps(cfg, pretrained=is_reading and not resumed))
     with ending_together():
         loader = caption_loader(cfg, splits["train"], tokenizer)
         dev = make_retrieval_data(cfg, splits["dev"], tokenizer)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,13 +57,22 @@ def limit_rows(quick: bool = False) -> list[Row]:
             Row("copy in memory, read and written", None, bandwidth / 1e9, "GB/s", None),
             Row("comparisons of numbers in the cache", None, comparisons / 1e9, "G/s", None)]
     for what, work in (*fusion_works(load_cfg("RGBNT201/DeMo.yml"), quick), *seps_works(quick), reranking_work(quick)):
-        flops, traffic = counted(work)
-        seconds = fastest(work, rounds)
-        for limit, told in ((flops / operations, "its operations at the speed of a matrix product"),
-                            (traffic / bandwidth, "inputs and outputs of its operations at the speed of a copy"),
-                            (flops / operations + traffic / bandwidth, "both, one after the other")):
-            rows.append(Row(f"{what}: {told}", limit, seconds, "s", limit / seconds))
+        rows += roofline(what, work, *counted(work), operations, bandwidth, rounds)
+    half = product_speed(size, rounds, torch.bfloat16)
+    rows.append(Row(f"matrix product of {size:,} × {size:,}, bfloat16", None, half / 1e9, "GFLOP/s", None))
+    if half > operations or quick:  # elsewhere training is in float32
+        for what, work, count in attention_works(quick):
+            rows += roofline(what, work, *count, half, bandwidth, rounds)
     return [*rows, ranking_row(quick, comparisons, rounds), decoding_row(quick, rounds)]
+
+
+def roofline(what: str, work: Work, flops: int, traffic: int, operations: float, bandwidth: float, rounds: int) -> list[Row]:
+    """The seconds of `work` beside those that its operations and its bytes take at full speed."""
+    seconds = fastest(work, rounds)
+    return [Row(f"{what}: {told}", limit, seconds, "s", limit / seconds) for limit, told in (
+        (flops / operations, "its operations at the speed of a matrix product"),
+        (traffic / bandwidth, "inputs and outputs of its operations at the speed of a copy"),
+        (flops / operations + traffic / bandwidth, "both, one after the other"))]
 
 
 def fastest(work: Work, rounds: int) -> float:
@@ -84,9 +95,9 @@ def counted(work: Work) -> tuple[int, int]:
     return flops.get_total_flops(), traffic.total
 
 
-def product_speed(size: int, rounds: int) -> float:
-    """Operations per second of a product of two square float32 matrices."""
-    one, other = torch.randn(2, size, size)
+def product_speed(size: int, rounds: int, dtype: torch.dtype = torch.float32) -> float:
+    """Operations per second of a product of two square matrices."""
+    one, other = torch.randn(2, size, size).to(dtype)
     return 2 * size**3 / fastest(partial(torch.mm, one, other), rounds)
 
 
@@ -118,6 +129,30 @@ def fusion_works(cfg: CfgNode, quick: bool) -> list[tuple[str, Work]]:
     title = f"HDM + ATMoE, {batch} triplets"
     return [(f"{title}, {what}", partial(work, module, tokens))
             for what, work in (("evaluation", evaluate), ("training step", train))]
+
+
+def attention_works(quick: bool) -> list[tuple[str, Work, tuple[int, int]]]:
+    """Attention of the demo's backbone in a bfloat16 training step, by torch's fused kernel and by products, with the
+    operations and bytes of each."""
+    backbone = make_backbone(load_cfg("Synthetic/DeMo_SDTPS.yml"), camera_num=1)
+    first: Any = backbone.vit.blocks[0]
+    heads = first.attn.num_heads
+    shape = (3, 2 if quick else 96, heads, 1 + backbone.num_patches, backbone.width // heads)
+    query, key, value = torch.randn(shape, dtype=torch.bfloat16).requires_grad_()
+    gradient = torch.randn_like(query)
+
+    def by_products() -> torch.Tensor:
+        return (query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)).softmax(-1) @ value
+
+    def step(attend: Callable[[], torch.Tensor]) -> None:
+        torch.autograd.grad(attend(), (query, key, value), gradient)
+
+    fused = partial(F.scaled_dot_product_attention, query, key, value)
+    ways: dict[str, Callable[[], torch.Tensor]] = {"plain": by_products, "fused": fused}
+    steps = {name: partial(step, attend) for name, attend in ways.items()}
+    flops = counted(steps["plain"])[0]  # the same in both, and not counted in torch's kernel for CPUs
+    return [(f"{name} attention, {' × '.join(map(str, shape[1:]))}, bfloat16 training step", work, (flops, counted(work)[1]))
+            for name, work in steps.items()]
 
 
 def seps_works(quick: bool) -> list[tuple[str, Work]]:

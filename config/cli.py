@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import UserError
+from demo_sdtps.config.ending import ending_in_order
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.printing import prepare_streams, print_error, print_to_stderr, printable
@@ -130,12 +131,13 @@ def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
     Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`. Where
-    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence.
+    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence;
+    after SIGTERM and SIGHUP it is 143 and 129 (`ending_in_order`).
     """
     prepare_streams()
     try:
         try:
-            with naming_shortages():
+            with ending_in_order(), naming_shortages():
                 main()
         finally:
             _flush()

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from demo_sdtps.config.common import UserError
-from demo_sdtps.config.lock import check_lock
+from demo_sdtps.config.lock import check_lock, new_locked, remove_unlocked
 
 SETTLED = 2_000_000_000  # nanoseconds: the next change of a younger file might not show in its times
 
 
 def check_output_file(path: Path, suffix: str, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> Path:
     """`path`. Raises `UserError` where no file with this suffix can be written, where one exists that `overwrite` does not
-    allow to replace, and always for a link, a pipe or a device and for one of the `inputs`; its folder need not exist yet."""
+    allow to replace, and always for a link, a pipe or a device and for one of the `inputs`; its folder need not exist yet.
+
+    What a killed command has left of the file is removed."""
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
@@ -26,6 +28,8 @@ def check_output_file(path: Path, suffix: str, overwrite: bool = False, inputs: 
     check_apart(f"The output {path}", path, inputs)
     if path.exists() and not overwrite:
         raise UserError(f"The output {path} already exists; choose another, or pass --overwrite to replace it.")
+    for temporary in temporaries(path.parent, [path.name]):
+        remove_unlocked(temporary)
     return path
 
 
@@ -63,14 +67,14 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
             if target:
                 check_regular(target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666))
-        yield temporary
-        # Flushed before the rename: after a loss of power the name could otherwise belong to an empty file.
-        _sync(temporary)
-        if previous and path.exists():
-            os.replace(path, previous)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        with new_locked(temporary):
+            yield temporary
+            # Flushed before the rename: after a loss of power the name could otherwise belong to an empty file.
+            _sync(temporary)
+            if previous and path.exists():
+                os.replace(path, previous)
+            os.replace(temporary, path)
+            _sync(path.parent)
     except OSError as error:
         raise UserError(f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
                         "path.") from None

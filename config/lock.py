@@ -1,4 +1,4 @@
-"""Locks: a run's folder is used by one process at a time."""
+"""Locks: a run's folder is used by one process at a time, and a file that is being written is told from one left over."""
 import errno
 import json
 import logging
@@ -71,6 +71,34 @@ def check_lock(folder: Path) -> None:
     if file in _held and not _is_at(_held[file], file):
         raise UserError(f"OUTPUT_DIR {folder} was removed or replaced while the run was going on (its {LOCK} is gone), so the "
                         "run ends and writes nothing more there; start it again.")
+
+
+@contextmanager
+def new_locked(file: Path) -> Iterator[None]:
+    """Make the file, which must be a new one; inside, this process has locked it. Raises `OSError`."""
+    with ExitStack() as stack:
+        while True:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            stack.callback(os.close, descriptor)
+            if fcntl:
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if file.exists():  # `remove_unlocked` has not come between
+                break
+        if not fcntl:
+            stack.close()  # Windows does not rename open files
+        yield
+
+
+def remove_unlocked(file: Path) -> None:
+    """Remove a file of `new_locked` whose process has ended; one on a file system without locks stays."""
+    if not fcntl:
+        return
+    with suppress(OSError), ExitStack() as stack:
+        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.unlink()
 
 
 def _attempt(file: Path, what: str, when_busy: Callable[[str], None]) -> int | None:

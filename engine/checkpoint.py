@@ -16,7 +16,8 @@ from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
 from demo_sdtps.datasets import data_folders, reader_of
-from demo_sdtps.engine.distributed import check_agreement, once_per_machine, world_size
+from demo_sdtps.engine.coordination import check_agreement, once_per_machine, tensors_once_per_machine
+from demo_sdtps.engine.distributed import world_size
 from demo_sdtps.engine.run.stop import STOP
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
 from demo_sdtps.modeling.weights import from_demo, is_demo, not_floating, tensors_of
@@ -109,7 +110,7 @@ def shared_weights(path: Path, example: str = EXAMPLE) -> dict[str, torch.Tensor
 
 def _shared(path: str | Path,
             read: Callable[[], tuple[dict[str, torch.Tensor], Found]]) -> tuple[dict[str, torch.Tensor], Found]:
-    weights, rest = once_per_machine(read)
+    weights, rest = tensors_once_per_machine(read)
     if world_size() > 1:
         check_agreement({f"the content of {path}": f"{len(weights)} tensors with the digest {_digest(weights)}"},
                         "give all machines the same file")
@@ -134,7 +135,7 @@ def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, tor
 def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
     """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
     return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT",
-                          lambda path: once_per_machine(lambda: ({}, stored_config(path, example)))[1],
+                          lambda path: once_per_machine(lambda: stored_config(path, example)),
                           lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
 
 

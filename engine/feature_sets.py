@@ -1,12 +1,14 @@
 """Exported features, read block by block: a file of export_features.py, or a folder of its shards (docs/scale.md)."""
+import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +27,13 @@ FORMAT_ERRORS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zl
 class FeatureSet:
     """Features of n samples as float32 in blocks; `ids`, `cams` and `scenes` (n,) int64, `names` the first path of each sample.
 
-    `origin` has what features must share to be compared: return pattern, and digest of the checkpoint.
+    `origin` has what features must share to be compared: return pattern, and digest of the checkpoint; `configuration` has the
+    keys on which they depend, and is empty where it was not recorded.
     """
 
     place: Path
     origin: dict[str, object]
+    configuration: Mapping[str, Any]
     features: Stack
     ids: np.ndarray
     cams: np.ndarray
@@ -115,22 +119,31 @@ def open_features(place: Path, normalise: bool = True, check: bool = False) -> F
         shards = open_shards(place, check)
         origin = {"return pattern": shards.manifest["return_pattern"], "checkpoint": shards.manifest["checkpoint_sha256"],
                   NORMALISED: bool(shards.manifest.get("normalised"))}
-        return FeatureSet(place, origin, ShardStack(shards, prepare), shards.ids, shards.cams, shards.scenes, Names(shards))
+        return FeatureSet(place, origin, _configuration(shards.manifest), ShardStack(shards, prepare), shards.ids, shards.cams,
+                          shards.scenes, Names(shards))
     try:
         with np.load(place) as content:
             features, paths = content["features"], content["paths"]
             ids, cams, scenes = (content[name].astype(np.int64, casting="safe") for name in ("ids", "cams", "scenes"))
             origin = {"return pattern": int(content["return_pattern"]), "checkpoint": str(content["checkpoint_sha256"]),
                       NORMALISED: bool(content["normalised"])}
+            texts = {name: str(content[name]) for name in ("data_set", "configuration") if name in content}
+            configuration = _configuration({**texts, "configuration": json.loads(texts.get("configuration", "{}"))})
             fits = features.ndim == 2 and features.dtype == np.float32 and paths.ndim == 2
     except FileNotFoundError:
         raise UserError(f"The features {place} do not exist; give a file or folder that export_features.py wrote.") from None
-    except (*FORMAT_ERRORS, TypeError):
+    except (*FORMAT_ERRORS, TypeError, RecursionError):
         fits = False
     if not fits or {len(array) for array in (ids, cams, scenes, paths)} != {len(features)}:
         raise UserError(f"The file {place} is damaged, or not of export_features.py; give a file or folder that it wrote.")
     features = prepare(features, place)
     rows = max(1, BLOCK_ELEMENTS // features.shape[1])
     blocks = [features[start:start + rows] for start in range(0, len(features), rows)]
-    return FeatureSet(place, origin, Stack([len(block) for block in blocks], blocks.__getitem__), ids, cams, scenes,
-                      paths[:, 0].tolist())
+    return FeatureSet(place, origin, configuration, Stack([len(block) for block in blocks], blocks.__getitem__), ids, cams,
+                      scenes, paths[:, 0].tolist())
+
+
+def _configuration(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by key that an export has `recorded`, the data set among them; none where it has not."""
+    configuration = recorded.get("configuration")
+    return {"DATASETS.NAMES": recorded["data_set"], **configuration} if configuration else {}

@@ -17,7 +17,8 @@ from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample, read_splits, reader_of
 from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.engine.checkpoint import EXAMPLE, load_weights, shared_checkpoint
-from demo_sdtps.engine.distributed import check_agreement, check_single, ending_together, world_size
+from demo_sdtps.engine.coordination import check_agreement, ending_together
+from demo_sdtps.engine.distributed import check_single, world_size
 from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
 

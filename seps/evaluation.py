@@ -12,18 +12,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.checkpoint import fill_model, shared_weights
-from demo_sdtps.engine.distributed import (
-    all_gather_parts,
-    all_gather_rows,
-    broadcast_from_main,
-    dealt,
-    ending_together,
-    fetched,
-    in_step,
-    rank,
-    summed,
-    world_size,
-)
+from demo_sdtps.engine.coordination import dealt, ending_together, fetched, in_step
+from demo_sdtps.engine.distributed import all_gather_parts, all_gather_rows, broadcast_from_main, rank, summed, world_size
 from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.engine.load import check_same_files, prepare_evaluation
 from demo_sdtps.engine.runtime import check_features, check_finite, evaluating, exchanging

@@ -18,6 +18,7 @@ from interrupted import call
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine import distributed
+from demo_sdtps.modeling.backbones import make_backbone
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
@@ -173,18 +174,34 @@ def test_processes_that_differ_end_with_one_sentence(tiny_root, own_root, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_what_several_processes_cannot_do(tiny_root, tmp_path, command):
-    from demo_sdtps import train_net, train_seps
+def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypatch):
+    from demo_sdtps import train_net
 
     code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
-    assert code == 2 and "torchrun --nproc_per_node" in stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "3")
-        code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run"))
-        assert code == 2 and "3 processes cannot share equally" in stderr
-        code, _, stderr = command(train_seps.main, "--config_file", ROOT / "configs" / "SEPS" / "shapes.yml")
-        assert code == 2 and "batches of 32 captions, which 3 processes cannot share equally" in stderr
-    assert not (tmp_path / "run").exists()
+    assert code == 2 and "torchrun --nproc_per_node" in stderr and not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"batches of 4 identities .* 3 processes cannot share equally"):
+        distributed.check_launch(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL))
+    with pytest.raises(UserError, match="batches of 32 captions, which 3 processes cannot share equally"):
+        distributed.check_shares(load_cfg(None, ["SOLVER.IMS_PER_BATCH", "32"]), 32, "captions")
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_one_process_reads_what_training_begins_with(tiny_root, tmp_path):
+    """The pretrained weights, and last.pth of a run that goes on; the numbers are those of one process."""
+    weights, pretrained = tmp_path / "backbone.pth", ("MODEL.PRETRAIN_PATH_T", tmp_path / "backbone.pth")
+    torch.save(make_backbone(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL), 1).vit.state_dict(), weights)
+    assert call(words(tiny_root, tmp_path / "1", *pretrained, "SOLVER.MAX_EPOCHS", "1")) == 0
+    for epochs, watched, more in ((1, weights, ()), (2, tmp_path / "2" / "last.pth", ("RESUME", "auto"))):
+        seen = tmp_path / f"who opened {watched.name}"
+        seen.mkdir()
+        done = torchrun("tests/opened_by.py", seen, watched, "train_net",
+                        *words(tiny_root, tmp_path / "2", *pretrained, "SOLVER.MAX_EPOCHS", epochs, *more))
+        assert done.returncode == 0 and [path.name for path in seen.iterdir()] == ["opened by rank 0"], done.stderr
+        assert records_of(tmp_path / "2")[-1]["epoch"] == epochs
+    one, two = (records_of(tmp_path / number)[1] for number in "12")
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
 def test_the_old_flag_is_understood(tiny_root, tmp_path, command):

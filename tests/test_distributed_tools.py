@@ -1,4 +1,4 @@
-"""test_net.py and tools/search.py by several processes that torchrun starts, on one machine and on two: as by one."""
+"""Commands after training by several processes that torchrun starts, on one machine and on two: as by one."""
 import json
 import os
 import shutil
@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 from commands import CONFIG, QUERIES, ROOT, SMALL, checkpoint_file, cli_args_for, near
-from test_distributed import children_of, kill_one_of_two, torchrun, wait_for
+from seps_tiny import cfg_for as seps_cfg_for
+from test_distributed import children_of, command_of, kill_one_of_two, torchrun, wait_for
 from test_search_command import rows_of
 from test_seps_distributed import start_on_two_machines
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
+from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.engine.search.store import LOCK
-from demo_sdtps.tools import search
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.tools import make_synthetic_captions, search
 
 REFUSED = "error: "
 
@@ -160,6 +163,17 @@ def many(tiny_root, tmp_path_factory):
     return root, checkpoint_file(root / "last.pth", load_cfg(CONFIG, cli_args_for(root, "TEST.AMP", "off", small=LARGE)[2:]))
 
 
+@pytest.fixture(scope="module")
+def many_captions(tmp_path_factory):
+    """As `many`, of images with captions."""
+    root = tmp_path_factory.mktemp("captions")
+    make_synthetic_captions.main(["--root", str(root), "--images", "2", "--dev_images", "2", "--test_images", "300",
+                                  "--captions", "2", "--size", "32"])
+    cfg = seps_cfg_for(root, "INPUT.SIZE", "[256,256]")
+    save_checkpoint(root / "last.pth", cfg, make_seps(cfg, pretrained=False)[0], 1)
+    return root, root / "last.pth"
+
+
 def evaluation(root, output):
     return "test_net", "--json", output / "x.json"
 
@@ -170,13 +184,30 @@ def search_in(root, output):
             "--csv", output / "x.csv")
 
 
+def export(root, output):
+    return "tools.export_features", "--output", output / "x.npz"
+
+
+def evaluation_of_captions(root, output):
+    return "test_seps", "--json", output / "x.json"
+
+
+def start_on_one_machine(script, *words):
+    return [subprocess.Popen(command_of(script, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
+
+
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("words", [evaluation, search_in])
-def test_a_machine_notices_within_a_minute_that_another_has_died(many, tmp_path, words):
-    root, weights = many
+@pytest.mark.parametrize(("data", "words", "start"), [
+    ("many", evaluation, start_on_two_machines), ("many", search_in, start_on_two_machines),
+    ("many", export, start_on_one_machine), ("many", export, start_on_two_machines),
+    ("many_captions", evaluation_of_captions, start_on_one_machine),
+    ("many_captions", evaluation_of_captions, start_on_two_machines)])
+def test_processes_notice_within_a_minute_that_another_has_died(request, tmp_path, data, words, start):
+    """On one machine and on two; no half file is left."""
+    root, weights = request.getfixturevalue(data)
     module, *more = words(root, tmp_path / "out")
-    starters = start_on_two_machines("tests/opened_by.py", tmp_path, weights, module, "--weight", weights, *more)
+    starters = start("tests/opened_by.py", tmp_path, weights, module, "--weight", weights, *more)
     try:
         for number, starter in enumerate(starters):
             wait_for(starter, tmp_path / f"opened by rank {number}")

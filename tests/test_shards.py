@@ -63,8 +63,9 @@ def test_shards_hold_what_the_file_holds(export, tmp_path, words):
     assert shards.starts.tolist() == [0, 12, 24, 32] and len(shards) == 32 and shards.width == features.shape[1]
     for name in ("ids", "cams", "scenes"):
         assert np.array_equal(getattr(shards, name), expected[name])
-    for name in ("return_pattern", "split", "checkpoint", "checkpoint_sha256", "normalised"):
+    for name in ("return_pattern", "split", "data_set", "checkpoint", "checkpoint_sha256", "normalised"):
         assert shards.manifest[name] == expected[name].item()
+    assert shards.manifest["configuration"] == json.loads(expected["configuration"].item())
 
 
 def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
@@ -295,6 +296,61 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
         code, stdout, stderr = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, *words)
         assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and what in stderr
     assert not (tmp_path / "x.csv").exists()
+
+
+def without(path, *names, **others):
+    """A copy of an exported file without some of its arrays, or with other ones."""
+    with np.load(path) as content:
+        arrays = {name: array for name, array in content.items() if name not in names}
+    np.savez(path.with_name("changed.npz"), **arrays | others)
+    return path.with_name("changed.npz")
+
+
+def test_features_of_another_configuration_are_refused(export, command, tmp_path, caplog):
+    """In files, in shards and mixed; the split, the type of the features and half precision may differ."""
+    for name, words in (("q", ("--split", "query")), ("m", ("TEST.MISS", "r")), ("h", ("TEST.AMP", "bf16"))):
+        assert export(f"{name}.npz", *words)[0] == export(name, "--shards", "--dtype", "float16", *words)[0] == 0
+
+    def rank(query, gallery):
+        return command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery)
+
+    for query in ("q.npz", "q"):
+        for gallery in ("m.npz", "m"):
+            code, stdout, stderr = rank(query, gallery)
+            assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+            assert f"{tmp_path / query} and {tmp_path / gallery} are of different values of TEST.MISS, 'None' and 'r'" in stderr
+        for gallery in ("h.npz", "h"):
+            assert rank(query, gallery)[0] == 0 and not caplog.messages
+
+
+def test_values_of_exported_files_are_compared_key_by_key(export, command, tmp_path):
+    assert export("q.npz")[0] == 0
+    configuration = json.loads(np.load(tmp_path / "q.npz")["configuration"].item())
+    size = configuration["INPUT.SIZE_TEST"]
+    cases = {f"different values of INPUT.SIZE_TEST, {size} and [64, 32]":
+             {"configuration": json.dumps(configuration | {"INPUT.SIZE_TEST": [64, 32]})},
+             "different values of DATASETS.NAMES, 'RGBNT201' and 'MSVR310'": {"data_set": "MSVR310"},
+             "is damaged, or not of": {"configuration": "[" * 100_000}}
+    for what, others in cases.items():
+        code, stdout, stderr = command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery",
+                                       without(tmp_path / "q.npz", **others))
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and what in stderr
+
+
+def test_files_of_an_earlier_version_are_ranked_with_a_warning(export, command, tmp_path, caplog):
+    """They record no configuration; one of a later version may have keys that this one lacks."""
+    assert export("q.npz")[0] == 0
+    old = without(tmp_path / "q.npz", "configuration", "data_set")
+    for query in (tmp_path / "q.npz", old):
+        caplog.clear()
+        code, stdout, _ = command(rank_features.main, "--query", query, "--gallery", old)
+        assert code == 0 and "3 both" in stdout
+        assert [f"The configuration of {old} is not recorded" in message for message in caplog.messages] == [True]
+    configuration = json.loads(np.load(tmp_path / "q.npz")["configuration"].item())
+    later = without(tmp_path / "q.npz", configuration=json.dumps(configuration | {"MODEL.LATER": 1}))
+    caplog.clear()
+    for pair in ((tmp_path / "q.npz", later), (later, tmp_path / "q.npz")):
+        assert command(rank_features.main, "--query", pair[0], "--gallery", pair[1])[0] == 0 and not caplog.messages
 
 
 def test_json_and_csv_are_written_both_or_neither(export, command, tmp_path):

@@ -12,7 +12,7 @@ import torch.distributed.distributed_c10d as torchs
 if __name__ == "__main__":
     import sys
 
-    from demo_sdtps.engine import distributed
+    from demo_sdtps.engine import coordination, distributed
 
     torchs.default_pg_timeout = timedelta(seconds=2)
 
@@ -21,5 +21,5 @@ if __name__ == "__main__":
         return {"x": torch.ones(1)}, "read"
 
     with distributed.processes():
-        found = distributed.broadcast_from_main(lambda: work()[1]), *distributed.once_per_machine(work)
+        found = distributed.broadcast_from_main(lambda: work()[1]), *coordination.tensors_once_per_machine(work)
         Path(sys.argv[1], str(distributed.rank())).write_text(f"{found}")

@@ -7,6 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, sha256
+from demo_sdtps.config.files import atomic_write, check_apart, check_output_file
 from demo_sdtps.config.load import with_values
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
@@ -27,6 +28,7 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.loaders import stop_workers, test_loader
 from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.load import load_model_and_data, parse_in_all
@@ -53,8 +55,9 @@ def main() -> None:
     parser = config_parser("Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
                            "identities as named on disk, cameras from 0, scenes 0 where there are none; paths (n, 3) in the "
                            "order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, as single "
-                           "values, return_pattern, split, checkpoint (its path), checkpoint_sha256 (of its content) and "
-                           "normalised (whether the features are). With --shards, write the same in parts to a folder "
+                           "values, return_pattern, split, data_set, checkpoint (its path), checkpoint_sha256 (of its "
+                           "content), normalised (whether the features are) and configuration (JSON: the keys on which "
+                           "features depend, with their values). With --shards, write the same in parts to a folder "
                            "(docs/scale.md): an interrupted export goes on when the command is called again. Processes of "
                            "torchrun share the work; those of several nodes need a shared file system for the output.",
                            checkpoint=weight_flag())
@@ -70,7 +73,7 @@ def main() -> None:
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
     with distributed.processes():
         arguments, cfg = parse_in_all(parser)
-        with distributed.ending_together():
+        with ending_together():
             check_output(arguments, cfg)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
@@ -92,18 +95,18 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    with distributed.ending_together():
+    with ending_together():
         loader = test_loader(exchanging(cfg), distributed.share(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
+    recorded = about(cfg) | origin_in(cfg, arguments)
+    recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
                  cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
-                 paths=np.array([sample.paths for sample in samples]), return_pattern=arguments.return_pattern,
-                 split=arguments.split, checkpoint=cfg.TEST.WEIGHT, checkpoint_sha256=sha256(cfg.TEST.WEIGHT),
-                 normalised=is_normalised(cfg, arguments))
+                 paths=np.array([sample.paths for sample in samples]), **recorded)
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
@@ -116,7 +119,7 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
         values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
     settings = with_values(cfg, values)
     with reserved(folder):
-        with distributed.ending_together():
+        with ending_together():
             found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
         origin, records = distributed.broadcast_from_main(lambda: found)
         missing = [number for number, record in enumerate(records) if record is None]
@@ -130,12 +133,11 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
                 stop_workers(loader)
                 own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
 
-        distributed.in_unequal_steps(export)
+        in_unequal_steps(export)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
-        about = {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
         if distributed.is_main():
-            write_manifest(folder, origin, about, records)
+            write_manifest(folder, origin, about(cfg), records)
     if distributed.is_main():
         print_lines(f"Wrote {len(missing)} shards to {folder}, {len(records) - len(missing)} were there: {len(samples)} "
                     f"features of {records[0]['width']} numbers, {arguments.dtype}")
@@ -158,18 +160,24 @@ def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
 
 def find(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample]) -> tuple[dict[str, Any], list]:
     """What the features depend on, and the records of the shards that are complete, None for others. Raises `UserError`."""
-    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
-    origin = {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
-              "normalised": is_normalised(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples),
-              "shard_rows": arguments.shards, "samples_sha256": samples_digest(samples),
-              "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": arguments.shards,
+              "samples_sha256": samples_digest(samples)}
     if arguments.overwrite:
         remove_shards(arguments.output)
     return origin, find_shards(arguments.output, origin, len(parts(len(samples), arguments.shards)))
 
 
-def is_normalised(cfg: CfgNode, arguments: argparse.Namespace) -> bool:
-    return arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the features depend on, but for the images, as a file and shards record it."""
+    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
+    return {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
+            "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
+            "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+
+
+def about(cfg: CfgNode) -> dict[str, str]:
+    """What else a file and shards record."""
+    return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
 
 
 @contextmanager
@@ -177,11 +185,11 @@ def reserved(folder: Path) -> Iterator[None]:
     """Inside, no other export uses the folder; the main process alone holds its lock, which the others see. Raises
     `UserError`."""
     with ExitStack() as stack:
-        with distributed.ending_together():
+        with ending_together():
             if distributed.is_main():
                 stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
         holder = distributed.broadcast_from_main((folder / LOCK).read_bytes)
-        with distributed.ending_together():
+        with ending_together():
             check_shared(folder, holder)
         yield
 

@@ -279,5 +279,4 @@ def report(record: dict) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly exit ends the worker and removes the folder
     run(main)

@@ -102,7 +102,6 @@ def map_tasks(tasks: list[Task], workers: int) -> Iterator[tuple[str, int]]:
 def leave_signals_to_parent() -> None:
     """In a worker: ignore Ctrl-C; the parent process ends its workers and removes incomplete files."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def draw_identity(task: Task) -> tuple[str, int]:
@@ -122,5 +121,4 @@ def draw_identity(task: Task) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly exit removes the temporary folder
     run(main)

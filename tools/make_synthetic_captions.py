@@ -8,7 +8,6 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import json
-import signal
 from functools import partial
 
 import numpy as np
@@ -119,5 +118,4 @@ def write_tower(folder: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly exit removes the temporary folder
     run(main)

@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import logging
 from contextlib import ExitStack
 
 import numpy as np
@@ -25,6 +26,10 @@ from demo_sdtps.engine.search.nearest import nearest
 
 TOP = 10
 KEYS = {"camera": "cams", "scene": "scenes"}
+MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
+"""Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -72,13 +77,20 @@ def main() -> None:
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features are of other weights or return patterns, or one side alone is normalised already and
-    ranking does not `normalise`. What a .npz file does not record, the configuration, is not compared."""
+    """Raise `UserError` where the features are of other weights, return patterns or configurations, or one side alone is
+    normalised already and ranking does not `normalise`. A configuration that is not recorded is warned of."""
     for name, found in gallery.origin.items():
         if found != query.origin[name] and not (normalise and name == NORMALISED):
             values = "" if name == "checkpoint" else f" {query.origin[name]} and {found}"
             raise UserError(f"The features {query.place} and {gallery.place} are of different {name}s{values}, so they cannot "
                             "be compared; export one of them again.")
+    if old := {str(side.place): side for side in (query, gallery) if not side.configuration}:
+        logger.warning("The configuration of %s is not recorded (an earlier version exported it), so INPUT.SIZE_TEST and other "
+                       "keys are not compared.", " and ".join(old))
+    for key, value in query.configuration.items():
+        if key not in MAY_DIFFER and gallery.configuration.get(key, value) != value:
+            raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}, {value!r} and "
+                            f"{gallery.configuration[key]!r}, so they cannot be compared; export one of them again.")
 
 
 def write_hits(path: Path, features: np.ndarray, query: FeatureSet, gallery: FeatureSet, top: int) -> None:

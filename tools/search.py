@@ -25,7 +25,8 @@ from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
-from demo_sdtps.engine.distributed import ending_together, is_main, processes
+from demo_sdtps.engine.coordination import ending_together
+from demo_sdtps.engine.distributed import is_main, processes
 from demo_sdtps.engine.extractor import make_extractor
 from demo_sdtps.engine.load import check_same_files, parse_in_all, prepare_evaluation
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size

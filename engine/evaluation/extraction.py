@@ -8,7 +8,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MISSING_CASES
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.distributed import all_gather_rows, in_step
+from demo_sdtps.engine.coordination import in_step
+from demo_sdtps.engine.distributed import all_gather_rows
 from demo_sdtps.engine.run.state import dataset_of
 from demo_sdtps.engine.runtime import check_features, choose_precision, inference
 from demo_sdtps.engine.transfer import on_cpu, to_device

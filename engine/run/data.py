@@ -17,7 +17,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.files import file_stamp, is_settled, read_json, write_json
 from demo_sdtps.config.printing import printable
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.distributed import check_agreement, first_on_machine
+from demo_sdtps.engine.coordination import check_agreement, ending_together, first_on_machine
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.state import names_crc
 
@@ -52,7 +52,8 @@ def check_data(cfg: CfgNode, resumed: Resumed | None, loader: DataLoader, files:
                      for part, entries in now.items()}, "let them see the same files")
     count = len({path for paths in files.values() for path in paths})
     report = f"data: {hashed} files hashed, {count - hashed} from the cache, in {time.perf_counter() - started:.1f} s"
-    return RunData(now, report, _compare(cfg, resumed, loader, now) if resumed else ())
+    with ending_together():
+        return RunData(now, report, _compare(cfg, resumed, loader, now) if resumed else ())
 
 
 def _compare(cfg: CfgNode, resumed: Resumed, loader: DataLoader, now: Fingerprint) -> tuple[str, ...]:

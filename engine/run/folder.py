@@ -11,7 +11,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import atomic_write, check_apart
 from demo_sdtps.config.lock import LOCK, locked
-from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, end_all, is_main
+from demo_sdtps.engine.coordination import end_all
+from demo_sdtps.engine.distributed import all_gather_object, broadcast_from_main, is_main
 from demo_sdtps.engine.run.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output, remove_temporaries
 from demo_sdtps.engine.run.record import read_record, track_run
 from demo_sdtps.engine.run.resume import Resumed

@@ -15,14 +15,8 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.engine.distributed import (
-    all_gather_object,
-    all_gather_rows,
-    broadcast_from_main,
-    ending_together,
-    in_unequal_steps,
-    share,
-)
+from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
+from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, share
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
