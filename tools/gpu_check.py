@@ -211,14 +211,14 @@ class Worker:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"its process has ended with code {self.process.exitcode}: {lines[-1] if lines else 'no message'}"
 
-    def end(self, patience: float = 10) -> None:
+    def end(self, patience: float = 5) -> None:
         """End the process, at once where it has not done so after `patience` seconds, and those that a part has started."""
         self.connection.close()
         self.process.join(patience)
         assert self.process.pid
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)  # torchrun ends its processes, which are in no group of this one
-            for _ in range(50):
+            for _ in range(100):
                 self.process.join(0.1)
                 os.killpg(self.process.pid, 0)
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import copy
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -34,6 +35,7 @@ def main() -> None:
                                 "exchange between processes where there is one, a single process too goes through NCCL.")
     parser.add_argument("json", type=Path, metavar="X.json", help="where rank 0 writes the largest differences")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while NCCL waits for others, no handler of Python's runs
     with connected():
         result = differences()
         if rank() == 0:
