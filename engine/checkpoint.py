@@ -16,7 +16,7 @@ from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
 from demo_sdtps.datasets import data_folders, reader_of
-from demo_sdtps.engine.coordination import check_agreement, once_per_machine, tensors_once_per_machine
+from demo_sdtps.engine.coordination import check_agreement, once_per_machine
 from demo_sdtps.engine.distributed import world_size
 from demo_sdtps.engine.run.stop import STOP
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
@@ -110,7 +110,7 @@ def shared_weights(path: Path, example: str = EXAMPLE) -> dict[str, torch.Tensor
 
 def _shared(path: str | Path,
             read: Callable[[], tuple[dict[str, torch.Tensor], Found]]) -> tuple[dict[str, torch.Tensor], Found]:
-    weights, rest = tensors_once_per_machine(read)
+    weights, rest = once_per_machine(read)
     if world_size() > 1:
         check_agreement({f"the content of {path}": f"{len(weights)} tensors with the digest {_digest(weights)}"},
                         "give all machines the same file")

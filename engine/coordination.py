@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.printing import print_error
@@ -75,40 +76,44 @@ def fetched(work: Callable[[], Item]) -> Item:
 
 
 def once_per_machine(read: Callable[[], Item]) -> Item:
-    """The object that `read` gives in every process, as `tensors_once_per_machine`."""
-    return tensors_once_per_machine(lambda: ({}, read()))[1]
-
-
-def tensors_once_per_machine(
-        read: Callable[[], tuple[dict[str, torch.Tensor], Item]]) -> tuple[dict[str, torch.Tensor], Item]:
-    """What `read` gives, tensors on the CPU and an object, in every process: one of each machine reads and passes it on.
+    """What `read` gives in every process: one of each machine reads and passes it on, tensors on the CPU in lists, tuples and
+    dictionaries one by one.
 
     Where it raises `UserError` in one process, all end by `end_all`.
     """
     if world_size() == 1:
         return read()
-    tensors: dict[str, torch.Tensor] = {}
-    things: list = [None, None]
+    leaves: list = []
+    things: list = [None]
     with ending_together():
         if not local_rank():
-            tensors, rest = read()
-            things = [{name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, rest]
+            leaves, structure = tree_flatten(read())
+            sent = [_Like(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            things = [(sent, structure)]
     first = rank() - local_rank()  # torchrun numbers the processes of a machine one after the other
     machine: Any = dist.new_group(list(range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))), backend="gloo",
                                   timeout=EXCHANGE, use_local_synchronization=True)
     dist.broadcast_object_list(things, first, machine)
-    found = {}
-    for name, (shape, dtype) in things[0].items():
-        found[name] = tensors.pop(name).contiguous() if tensors else torch.empty(shape, dtype=dtype)
-        dist.broadcast(found[name].reshape(-1).view(torch.uint8), first, machine)  # as bytes: gloo does not know every type
-    return found, things[1]
+    found, structure = things[0]
+    for place, leaf in enumerate(found):
+        if isinstance(leaf, _Like):
+            found[place] = leaves[place].contiguous() if leaves else torch.empty(leaf.shape, dtype=leaf.dtype)
+            dist.broadcast(found[place].reshape(-1).view(torch.uint8), first, machine)  # gloo does not know every type
+    return tree_unflatten(found, structure)
+
+
+class _Like(NamedTuple):
+    """In place of a tensor that is passed on by itself."""
+
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 def read_once(make: Callable[[bool], tuple[Model, str]]) -> tuple[Model, str]:
     """A model with pretrained weights, and a report of their origin, in every process; one of each machine reads the weights.
 
     That one calls `make(True)`, the others `make(False)`, which gives the same model without reading weights. All go on with
-    the weights and the state of torch's random generator of the first. Raises as `tensors_once_per_machine`.
+    the weights and the state of torch's random generator of the first. Raises as `once_per_machine`.
     """
     made: list[Model] = []
 
@@ -117,7 +122,7 @@ def read_once(make: Callable[[bool], tuple[Model, str]]) -> tuple[Model, str]:
         made.append(model)
         return {**model.state_dict(), RANDOM_STATE: torch.get_rng_state()}, report
 
-    weights, report = tensors_once_per_machine(read)
+    weights, report = once_per_machine(read)
     if not made:
         made.append(make(False)[0])
         torch.set_rng_state(weights.pop(RANDOM_STATE))

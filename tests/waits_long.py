@@ -21,5 +21,5 @@ if __name__ == "__main__":
         return {"x": torch.ones(1)}, "read"
 
     with distributed.processes():
-        found = distributed.broadcast_from_main(lambda: work()[1]), *coordination.tensors_once_per_machine(work)
+        found = distributed.broadcast_from_main(lambda: work()[1]), *coordination.once_per_machine(work)
         Path(sys.argv[1], str(distributed.rank())).write_text(f"{found}")

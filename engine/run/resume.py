@@ -3,8 +3,8 @@ import logging
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from yacs.config import CfgNode
 
@@ -32,8 +32,7 @@ LENGTH = "SOLVER.MAX_EPOCHS"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(NamedTuple):
     """A run to resume: the content of its checkpoint, the file, and warnings for the log."""
 
     state: Mapping
