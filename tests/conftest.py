@@ -28,9 +28,11 @@ os.environ["DEMO_SDTPS_CACHE"] = str(Path(tempfile.gettempdir()) / "demo_sdtps_t
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(THREADS)
-# A shell script starts what it runs in the background with Ctrl-C ignored, and every process of the tests would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell script starts what it runs in the background with Ctrl-C ignored, nohup with SIGHUP, and every process of the tests
+# would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys",

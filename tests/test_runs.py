@@ -1,5 +1,6 @@
 """A run from start to end as a user types it, in processes of its own."""
 import hashlib
+import json
 import os
 import shutil
 from contextlib import redirect_stdout
@@ -157,10 +158,13 @@ def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split
     assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
     with np.load(output) as found:
         assert set(found.files) == {"features", "ids", "cams", "scenes", "paths", "return_pattern", "split", "checkpoint",
-                                    "checkpoint_sha256", "normalised"}
+                                    "checkpoint_sha256", "normalised", "data_set", "configuration"}
         assert (found["return_pattern"].item(), found["split"].item()) == (pattern, split)
         assert found["checkpoint"].item() == str(trained / "last.pth") and not found["normalised"].item()
         assert found["checkpoint_sha256"].item() == hashlib.sha256((trained / "last.pth").read_bytes()).hexdigest()
+        cfg = load_cfg(trained / "config.yml")
+        assert found["data_set"].item() == cfg.DATASETS.NAMES
+        assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
         assert found["features"].dtype == np.float32 and found["features"].shape == (len(samples), width)
         assert np.isfinite(found["features"]).all() and found["features"].std(axis=0).min() > 0
         assert found["ids"].tolist() == [sample.identity for sample in samples]
