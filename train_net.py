@@ -20,6 +20,7 @@ from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.engine.coordination import check_agreement, ending_together, once_per_machine, read_once
 from demo_sdtps.engine.distributed import check_launch, is_main, processes, share
 from demo_sdtps.engine.evaluation.protocol import data_warnings, make_test_data
+from demo_sdtps.engine.load import same_device
 from demo_sdtps.engine.reid import ReIDTrainer, data_files
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
@@ -27,7 +28,7 @@ from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.run.tracking import check_tracking
-from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
+from demo_sdtps.engine.runtime import compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
@@ -58,7 +59,7 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
     check_agreement({**flat(cfg), "--overwrite": overwrite}, "start all of them with the same configuration")
     with ending_together():
         selector_name(cfg)  # an unknown one is rejected before any data are read
-        device = choose_device(cfg)
+    device = same_device(cfg)
     resumed = once_per_machine(lambda: find_run(cfg, overwrite))
     check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):

@@ -15,13 +15,14 @@ from demo_sdtps.config.load import flat
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.coordination import check_agreement, ending_together, fetched, once_per_machine, read_once
 from demo_sdtps.engine.distributed import check_shares, is_main, processes, share
+from demo_sdtps.engine.load import same_device
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
 from demo_sdtps.engine.run.record import mark_finished
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.run.tracking import check_tracking
-from demo_sdtps.engine.runtime import choose_device, set_seed
+from demo_sdtps.engine.runtime import set_seed
 from demo_sdtps.seps.captions import caption_loader
 from demo_sdtps.seps.evaluation import data_folders, data_warnings, make_retrieval_data, read_caption_splits
 from demo_sdtps.seps.model import make_seps
@@ -49,8 +50,7 @@ def main() -> None:
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Start or resume the run of `cfg`, in each of the connected processes."""
     check_agreement({**flat(cfg, SEPS_SCHEMA), "--overwrite": overwrite}, "start all of them with the same configuration")
-    with ending_together():
-        device = choose_device(cfg)
+    device = same_device(cfg)
     resumed = once_per_machine(lambda: find_run(cfg, overwrite, SEPS_SCHEMA))
     check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")
     if resumed and resumed.is_finished(cfg):

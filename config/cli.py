@@ -4,13 +4,14 @@ import errno
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError
+from demo_sdtps.config.common import PATIENCE, UserError
 from demo_sdtps.config.ending import ending_in_order
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
@@ -24,10 +25,24 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with control characters of the arguments escaped in its errors."""
+    """argparse's, with control characters of the arguments escaped in its errors. Of the processes that torchrun starts, which
+    have the same arguments, one of each machine prints."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if status and not self._prints:
+            time.sleep(PATIENCE)  # not before the one that prints: torchrun ends all with the first
+        super().exit(status, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if self._prints:
+            super()._print_message(message, file)
+
+    @property
+    def _prints(self) -> bool:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 class _PrintKeys(argparse.Action):

@@ -21,6 +21,9 @@ SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "be
 STOPPING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that ask a run to save and end; Windows has no SIGHUP."""
 
+PATIENCE = 10
+"""Seconds in which torchrun ends a process whose neighbour has ended; it does so in less than one."""
+
 
 class UserError(Exception):
     """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and

@@ -5,6 +5,7 @@ statistics and rankings are those of the whole batch.
 """
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.common import PATIENCE
 from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.modeling.collectives import gather, sum_of_all, synchronise
 
@@ -34,9 +36,6 @@ START = timedelta(minutes=10)
 EXCHANGE = timedelta(days=7)
 """The time that processes wait in an exchange for another one, such as for the main one while it ranks. They do not wait for
 one that has ended, whose connections are closed."""
-
-PATIENCE = 10
-"""Seconds in which torchrun ends a process whose neighbour has ended; it does so in less than one."""
 
 
 def world_size() -> int:
@@ -71,12 +70,21 @@ def processes() -> Iterator[None]:
     # torchrun gives every process one thread; all cores are shared instead.
     torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=EXCHANGE, **met())
+    found = met()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=EXCHANGE, **found)
     if not is_main():
         logging.disable()
         warnings.simplefilter("ignore")
     try:
         yield
+        # torchrun ends what runs on the other machines minutes after the processes of one have ended.
+        all_gather_object(None)
+    except UserError:
+        # Where all processes find the same mistake, the first one reports it, and torchrun ends the others.
+        if found["store"].add("refused", 1) > 1:
+            time.sleep(PATIENCE)
+            sys.exit(2)
+        raise
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ENDED):
             raise
@@ -94,7 +102,7 @@ def met() -> dict[str, Any]:
         store, own, count = next(dist.rendezvous("env://", timeout=START))
         store.set(f"started {own}", "")
         store.wait([f"started {other}" for other in range(count)], START)
-    except dist.DistStoreError:
+    except dist.DistError:  # of the store, or of the network
         raise UserError(f"Not all of the {launched()} processes of this run have started within {START.seconds / 60:g} "
                         "minutes; see what the others say, and start all of them again.") from None
     return {"store": store, "rank": own, "world_size": count}

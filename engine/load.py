@@ -19,7 +19,7 @@ from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.engine.checkpoint import EXAMPLE, load_weights, shared_checkpoint
 from demo_sdtps.engine.coordination import check_agreement, ending_together
 from demo_sdtps.engine.distributed import check_single, world_size
-from demo_sdtps.engine.runtime import choose_device, compile_model, set_seed
+from demo_sdtps.engine.runtime import choose_device, choose_precision, compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def parse_in_all(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, C
 def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
     """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, and for a
     device that does not exist; for several processes too, unless the command supports `several`, which must be connected and
-    have the same configuration."""
+    have the same configuration, device and precision."""
     if several:
         check_agreement(flat(cfg), "start all of them with the same configuration")
     else:
@@ -43,7 +43,18 @@ def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> tor
     if not cfg.TEST.WEIGHT:
         raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
     set_seed(cfg.SOLVER.SEED)
-    return choose_device(cfg)
+    return same_device(cfg)
+
+
+def same_device(cfg: CfgNode) -> torch.device:
+    """`choose_device` in each of the connected processes, which all end where it raises `UserError` in one, or where automatic
+    choices differ: batches of other sizes would have them wait for each other, and other precisions change the figures."""
+    with ending_together():
+        device = choose_device(cfg)
+    chosen = {f"the precision of {part}.AMP": choose_precision(cfg[part].AMP, device)
+              for part in ("SOLVER", "TEST") if "AMP" in cfg[part]}
+    check_agreement({"the device": device.type, **chosen}, "set MODEL.DEVICE, SOLVER.AMP and TEST.AMP for all of them")
+    return device
 
 
 def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"),

@@ -97,7 +97,8 @@ def write_shard(folder: Path, number: int, features: np.ndarray, samples: Sequen
                 np.save(file, array, allow_pickle=False)
             digests[path.name] = sha256(temporary)
     record = {"rows": len(features), "width": features.shape[1], "sha256": digests}
-    write_json(file_of(folder, "shard", number), {**record, "origin": origin})
+    content = {**record, "origin": origin}
+    write_json(file_of(folder, "shard", number), {"digest": _digest(content), **content})
     return record
 
 
@@ -122,10 +123,12 @@ def find_shards(folder: Path, origin: Mapping[str, Any], count: int) -> list[Rec
     check_own(folder)
     found: list[Record | None] = [None] * count
     for path in sorted(folder.glob("shard-*.json")):
-        record = read_json(path)
-        if isinstance(record, dict) and isinstance(record.get("origin"), dict):
-            _check_origin(folder, record.pop("origin"), origin)
-            found[int(path.stem.partition("-")[2])] = record
+        record, number = read_json(path), int(path.stem.partition("-")[2])
+        if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+            continue
+        _check_origin(folder, record.pop("origin"), origin)
+        if number < count and [*record["sha256"]] == [file_of(folder, what, number).name for what in ARRAYS]:
+            found[number] = record
     for path in _own_files(folder):
         if path.suffix == ".part":
             with suppress(OSError):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from commands import CONFIG, QUERIES, SMALL, checkpoint_file, cli_args_for, near
 from launch import (
     children_of,
@@ -78,6 +79,20 @@ def without_weights(own_root):
     return ["--weight", "none.pth"], "do not exist; give a checkpoint"
 
 
+def with_an_unknown_flag(own_root):
+    return ["--bogus"], "unrecognized arguments: --bogus"
+
+
+def with_weights_that_are_not_finite(own_root):
+    """All processes find them, after the features have been exchanged."""
+    cfg = load_cfg(CONFIG, [*cli_args_for(own_root)[2:], "TEST.AMP", "off"])
+    path = checkpoint_file(own_root / "nan.pth", cfg)
+    content = torch.load(path, weights_only=True)
+    next(tensor for name, tensor in content["model"].items() if name.endswith("pos_embed")).fill_(torch.nan)
+    torch.save(content, path)
+    return ["--weight", path], "not finite"
+
+
 def with_an_empty_image(own_root):
     """Of the last triplet, which is in the share of the second process; it reads it on the way."""
     sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[-1].write_bytes(b"")
@@ -86,7 +101,8 @@ def with_an_empty_image(own_root):
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("mistake", [without_weights, with_an_empty_image])
+@pytest.mark.parametrize("mistake", [without_weights, with_an_unknown_flag, with_weights_that_are_not_finite,
+                                     with_an_empty_image])
 def test_a_mistake_is_one_sentence_of_all_processes(own_root, weights, tmp_path, mistake):
     words, said = mistake(own_root)
     done = torchrun("test_net.py", "--weight", weights, "DATASETS.ROOT_DIR", own_root, "--json", tmp_path / "x.json", *words)

@@ -165,6 +165,12 @@ def test_an_interpreter_that_lacks_packages_takes_them_from_the_bundle(bare, cap
         assert f"\nNOT CHECKED: {part}: {python} has no {module}; run python tools/gpu_check.py --bundle" in done.stdout
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(command):
+    code, _, stderr = command(gpu_check.main)
+    assert code == 2 and "torch finds no GPU here" in stderr and "--device cpu" in stderr
+
+
 def test_a_bundle_is_not_written_over(tmp_path, command):
     code, _, stderr = command(gpu_check.main, "--bundle", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "already exists" in stderr and not list(tmp_path.iterdir())

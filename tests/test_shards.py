@@ -95,6 +95,23 @@ def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path)
     assert export("x", "--shards", "8")[1].startswith("Wrote 0 shards")
 
 
+def changed(folder, what):
+    path = folder / "shard-00001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | what))
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: shutil.copy(folder / "shard-00002.json", folder / "shard-00001.json"),
+    lambda folder: changed(folder, {"rows": 5}), lambda folder: changed(folder, {"sha256": {}})])
+def test_a_shard_whose_record_is_another_is_written_again(export, tmp_path, damage):
+    assert export("x", "--shards", "8")[0] == 0
+    folder, before = tmp_path / "x", contents(tmp_path / "x")
+    damage(folder)
+    shutil.copy(folder / "shard-00002.json", folder / "shard-00099.json")  # of no shard
+    assert export("x", "--shards", "8")[1].startswith("Wrote 1 shards")
+    assert contents(folder) == before | {"shard-00099.json": before["shard-00002.json"]}
+
+
 def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weights, command):
     assert export("x", "--shards", ROWS)[0] == 0
     folder = tmp_path / "x"

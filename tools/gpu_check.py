@@ -103,7 +103,7 @@ def main() -> None:
         epilog="parts:\n" + "\n".join(f"  {name:12}{part.about}" for name, part in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="auto (default) is the first GPU that torch can use, else the CPU")
+                        help="auto (default) is the first GPU that torch can use; cpu checks what a CPU can")
     parser.add_argument("--only", nargs="+", metavar="PART", default=[], help="parts to run (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
     parser.add_argument("--minutes", type=positive_int, default=8, metavar="N",
@@ -120,6 +120,9 @@ def main() -> None:
         if part not in PARTS:
             raise UserError(f"There is no part {part!r} to check; choose from {', '.join(PARTS)}.")
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
+    if device.type == "cpu" and arguments.device == "auto":
+        raise UserError("torch finds no GPU here; install a torch that is built for it, or pass --device cpu to check what a "
+                        "CPU can.")
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the benchmarks choose a GPU where they see one
     # Python tells what a process that was killed has left.
@@ -144,7 +147,9 @@ def make_bundle(folder: Path) -> None:
         raise UserError(f"The folder {folder} already exists; remove it or choose another.")
     if missing := [name for name in bundle.START if name not in bundle.required()]:
         raise UserError(f"This environment has no {', '.join(missing)} to copy; install what is missing, as make setup does.")
-    copied, left_out = bundle.make(folder)
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as place:
+        copied, left_out = bundle.make(Path(place, folder.name))
+        os.rename(Path(place, folder.name), folder)  # a folder of this name is whole
     print_lines(f"Copied {', '.join(copied)} to {folder}",
                 *([f"Left out, as they are compiled: {', '.join(left_out)}"] if left_out else []),
                 f"On the machine with the GPU the checkout needs it as {bundle.FOLDER.name}/")

@@ -16,7 +16,7 @@ from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.metrics import Ranking, Rows, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
-from demo_sdtps.engine.runtime import exchanging
+from demo_sdtps.engine.runtime import exchanging, memory_of_this_process
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -102,7 +102,7 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
 
 def _where_they_fit(features: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 3 * features.nbytes + RANKING_BYTES:
+    if device.type == "cuda" and memory_of_this_process(device) < 3 * features.nbytes + RANKING_BYTES:
         return features
     return features.to(device)
 
