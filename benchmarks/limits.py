@@ -1,5 +1,6 @@
 """Limits of the processor for what the benchmarks measure (rooflines, docs/performance.md): operations at the speed of a large
 matrix product, data at the bandwidth of a copy."""
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,8 +87,10 @@ def limit_rows(quick: bool = False) -> list[Row]:
 def roofline(what: str, work: Work, products: float, bandwidth: float, rounds: int) -> list[Row]:
     """The seconds of `work` beside those of its operations at full speed, `products` per second and bytes by `bandwidth`, and
     beside those that its matrix products take as they are."""
-    seconds = fastest(work, rounds)
-    runs = [counted(work) for _ in range(rounds)]
+    runs, seconds = [], math.inf
+    for _ in range(rounds):  # in turns, since the speed of a shared machine changes
+        seconds = min(seconds, fastest(work, 1))
+        runs.append(counted(work))
     limits = {"matrix products at full speed": sum(one.flops for one in runs[0]) / products,
               "inputs and outputs of its operations at the speed of a copy": sum(one.size for one in runs[0]) / bandwidth,
               "the longer of both, operation by operation": sum(max(one.flops / products, one.size / bandwidth)
