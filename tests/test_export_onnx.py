@@ -37,6 +37,7 @@ def test_an_exported_program_takes_any_batch(opts):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tmp_path):
     """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean."""
     opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True, "MODEL.PIFE_WEIGHTED", True)

@@ -208,6 +208,7 @@ def test_a_folder_that_goes_in_a_run_ends_it(tiny_root, tmp_path, command, repla
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_of_two_runs_started_at_once_one_is_refused(tiny_root, tmp_path):
     """With another learning rate: configuration and weights are of the one that goes on."""
     output = tmp_path / "run"

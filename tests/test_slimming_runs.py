@@ -48,6 +48,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("score", ["supervised", "position"])
 def test_two_processes_step_like_one(tmp_path, score):
     """Losses against masks, and the map over the batches of both."""
