@@ -60,7 +60,11 @@ def local_rank() -> int:
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """Inside, the processes that torchrun started, if any, are connected; the main one alone logs and warns."""
+    """Inside, the processes that torchrun started, if any, are connected; the main one alone logs and warns.
+
+    All leave together. Of those that raise `UserError`, the first does so here, and the others end with code 2 without a
+    sentence. Raises `UserError` where another process has ended, and as `met`.
+    """
     if launched() == 1:
         yield
         return

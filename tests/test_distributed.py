@@ -137,22 +137,25 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
 DIFFERENCES = {
     "the configuration": (("SOLVER.SEED", "7", "SOLVER.BASE_LR", "0.5"),
                           "SOLVER.BASE_LR is 0.005 in rank 0 and 0.5 in rank 1"),
+    "the processor": ((), "the precision of SOLVER.AMP is torch.bfloat16 in rank 0 and None in rank 1"),
     "the test set": ((), "the data 'query NI' is 32 entries with the digest "),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [pytest.param("the configuration", marks=pytest.mark.soak), "the test set"])
+@pytest.mark.parametrize("what", [
+    *(pytest.param(what, marks=pytest.mark.soak) for what in ("the configuration", "the processor")), "the test set"])
 def test_processes_that_differ_end_with_one_sentence(tiny_root, own_root, tmp_path, what):
     """They neither wait for each other nor compute."""
     more, expected = DIFFERENCES[what]
     for rank, root in enumerate((tiny_root, own_root)):
         (tmp_path / str(rank)).mkdir()
         (tmp_path / str(rank) / "data").symlink_to(root)
-    if not more:
+    if what == "the test set":
         first, second, *_ = sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())
         shutil.copy(second, first)
-    done = torchrun("tests/unlike_ranks.py", tmp_path, *words("data", tmp_path / "run"), "--", *more)
+    precision = "auto" if what == "the processor" else "off"
+    done = torchrun("tests/unlike_ranks.py", tmp_path, *words("data", tmp_path / "run", "SOLVER.AMP", precision), "--", *more)
     assert done.returncode == 1 and done.stderr.count("error: The processes of this run do not agree: ") == 1
     assert expected in done.stderr and "train_net.py\", line" not in done.stderr and "SIGABRT" not in done.stderr
     assert {path.name for path in tmp_path.glob("code *")} == {"code 2 of rank 0", "code 2 of rank 1"}

@@ -1,4 +1,6 @@
 """Ranks without sorting the gallery: large galleries, ties, pieces and types, against whole matrices and plain loops."""
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,20 @@ def test_counts_over_several_pieces(limits, length):
     total = np.full(limits, 10)
     metrics._add_counts(distance, rising, total, space)
     assert total.tolist() == [10 + int((distance <= limit).sum()) for limit in rising]
+
+
+@pytest.mark.parametrize("block", [1, 50, 120, 500, 1 << 18])
+@pytest.mark.parametrize("levels", [2, 9, 1000])
+def test_counts_over_several_blocks(monkeypatch, block, levels):
+    """Parts of a query's distances and several queries at a time, ties, queries without a match, near and far matches."""
+    monkeypatch.setattr(metrics, "BLOCK", block)
+    generator = np.random.default_rng(block + levels)
+    distance = generator.integers(0, levels, (40, 120)).astype(np.float32)
+    matches = generator.integers(0, 6, 40) * generator.integers(0, 2, 40)
+    limits = [np.sort(generator.integers(0, levels // (1 + query % 9) + 1, count)) for query, count in enumerate(matches)]
+    with ThreadPoolExecutor(2) as pool:
+        found = metrics.counts_within(distance, np.concatenate(limits).astype(np.float32), matches, pool)
+    assert found.tolist() == [(row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])

@@ -23,3 +23,7 @@ if __name__ == "__main__":
     with distributed.processes():
         found = distributed.broadcast_from_main(lambda: work()[1]), *coordination.once_per_machine(work)
         Path(sys.argv[1], str(distributed.rank())).write_text(f"{found}")
+        if distributed.is_main():
+            time.sleep(5)
+            Path(sys.argv[1], "main is done").touch()
+    assert Path(sys.argv[1], "main is done").exists()  # the other has stayed
