@@ -40,6 +40,7 @@ demo: setup
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) tools/report.py --overwrite --run runs/demo
 	$(PY) tools/report.py --overwrite --run runs/demo --html runs/demo/report.html
+	$(PY) tools/demo_figures.py --run runs/demo
 
 demo-seps: setup
 	$(PY) tools/make_synthetic_captions.py --root data --overwrite

@@ -24,7 +24,7 @@ from demo_sdtps.engine.load import same_device
 from demo_sdtps.engine.reid import ReIDTrainer, data_files
 from demo_sdtps.engine.run.data import check_data
 from demo_sdtps.engine.run.folder import REPLACE_RUN, locked_output, run_folder
-from demo_sdtps.engine.run.record import mark_finished
+from demo_sdtps.engine.run.record import mark_finished, restore_threads
 from demo_sdtps.engine.run.resume import find_run
 from demo_sdtps.engine.run.state import sampler_of
 from demo_sdtps.engine.run.tracking import check_tracking
@@ -67,6 +67,8 @@ def train_run(cfg: CfgNode, overwrite: bool) -> None:
             mark_finished(resumed)
             print_lines(resumed.all_done)
         return
+    if resumed:
+        restore_threads(resumed.path.parent)
     with ending_together():
         check_tracking(cfg)
         splits = read_splits(cfg)

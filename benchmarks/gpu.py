@@ -10,8 +10,8 @@ import torch
 from demo_sdtps.benchmarks.data import FITTING, OTHER, draw, loading_seconds
 from demo_sdtps.benchmarks.model import FEW, PRECISIONS, Sides, Work, configuration, name_of
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import images
-from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.runtime import autocast, inference
 
 BATCH = 64

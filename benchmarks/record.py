@@ -1,7 +1,7 @@
 """Where and how measurements were made, for the records of benchmarks/run.py and tools/gpu_check.py."""
 import torch
 
-from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.engine.run.record import command, commit, machine, versions
 from demo_sdtps.engine.runtime import choose_precision
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.data import data_rows
 from demo_sdtps.benchmarks.limits import limit_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
@@ -44,6 +45,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
     "scale": ("a gallery of a million in shards on disk: ranking and search in 2 GiB", scale_rows),
     "compressed": ("search in ten million, compressed by IVF-PQ", compressed_rows),
     "limits": ("limits of the processor for fusion, SEPS, ranking and re-ranking", limit_rows),
+    "busy": ("training beside other processes, by how threads wait for each other", busy_rows),
     "data": ("decoding, augmentation, and waiting time of training", data_rows),
 }
 

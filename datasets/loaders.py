@@ -1,6 +1,5 @@
 """Data loaders of triplets: (images by modality, labels, cameras)."""
 import errno
-import os
 import random
 import signal
 import sys
@@ -21,6 +20,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import STOPPING_SIGNALS
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.config.shortage import NO_SHARED_MEMORY, shortage
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
@@ -259,12 +259,6 @@ def collate(items: list) -> tuple | UserError:
     # A single tensor, since each tensor from a loading process costs over a millisecond.
     stacked = torch.stack([image for modality in by_place[:len(MODALITIES)] for image in modality])
     return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *map(torch.stack, by_place[len(MODALITIES):])
-
-
-def cpu_cores() -> int:
-    """CPU cores available to this process; processes that torchrun starts on one machine share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import PATIENCE
-from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.config.threads import cpu_cores, threads_by_user
 from demo_sdtps.modeling.collectives import gather, sum_of_all, synchronise
 
 Item = TypeVar("Item")
@@ -71,8 +71,8 @@ def processes() -> Iterator[None]:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
-    # torchrun gives every process one thread; all cores are shared instead.
-    torch.set_num_threads(cpu_cores())
+    if not threads_by_user():  # torchrun gives every process one thread; all cores are shared instead
+        torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
     found = met()
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=EXCHANGE, **found)

@@ -131,7 +131,8 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     def _train(self) -> None:
         solver = self.cfg.SOLVER
-        logger.info("device %s, precision %s", self.device, self.precision or torch.float32)
+        logger.info("device %s, precision %s, threads: %d", self.device, self.precision or torch.float32,
+                    torch.get_num_threads())
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, self.scalars(), self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:

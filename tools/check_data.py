@@ -19,10 +19,11 @@ from demo_sdtps.config.files import write_json
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
 from demo_sdtps.config.printing import Lines, print_lines
 from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import SPLITS, data_folders, read_splits, reader_of
 from demo_sdtps.datasets.counts import Counts, Sizes, count_splits, described, differences, image_files, published_counts
 from demo_sdtps.datasets.images import image_sizes, verify
-from demo_sdtps.datasets.loaders import cpu_cores, shuffled_batches, train_sampler
+from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.engine.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.seps import evaluation as seps_evaluation

@@ -36,8 +36,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config.cli import Parser, add_overwrite, positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
 from demo_sdtps.config.printing import console, print_lines
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
-from demo_sdtps.datasets.loaders import cpu_cores
 from demo_sdtps.engine.run.record import command
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools.profile_flops import count_macs, count_parameters

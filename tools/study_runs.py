@@ -20,7 +20,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json
 from demo_sdtps.config.lock import locked
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.loaders import cpu_cores
+from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.engine.evaluation.selection import selects_patches
 from demo_sdtps.engine.run.output import LAST, METRICS
 from demo_sdtps.engine.run.record import FINISHED, RECORD, read_record

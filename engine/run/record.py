@@ -19,6 +19,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json, write_json
 from demo_sdtps.config.shortage import shortage
+from demo_sdtps.config.threads import threads_by_user
 from demo_sdtps.engine.run.output import LAST, PREVIOUS, RECORD
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import STOP, Stopped
@@ -88,6 +89,14 @@ def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object
     names = {"versions": now["versions"], "machine": ("name", "cpu", "threads")}
     held = [(name, before[part], now[part]) for part in names if isinstance(before.get(part), Mapping) for name in names[part]]
     return {name: (was[name], has[name]) for name, was, has in held if name in was and was[name] != has[name]}
+
+
+def restore_threads(output: Path) -> None:
+    """Compute with as many threads as the run in `output` began with, unless the user has set their number: sums come out
+    differently with another one."""
+    threads = read_record(output).get("machine", {}).get("threads")
+    if threads and not threads_by_user():
+        torch.set_num_threads(threads)
 
 
 def mark_finished(resumed: Resumed) -> None:
