@@ -3,6 +3,7 @@
 # make test       the fast tests, which cover every module and command: under 5 minutes on two cores
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
+# make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
 # make lint       ruff and mypy
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
@@ -24,7 +25,7 @@ TEST_WORKERS ?= auto
 SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-all lint
+.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-seeds test-all lint
 
 setup: $(INSTALLED)
 
@@ -71,6 +72,9 @@ test: setup
 
 test-slow: setup
 	$(TEST) -m "$(SLOW)"
+
+test-seeds: setup
+	$(PY) tests/seeds.py --json runs/seeds.json
 
 test-all: setup
 	$(TEST)

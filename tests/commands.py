@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from numeric import seeded, tolerance
+from tiny import BLOCK
 
 from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
@@ -19,6 +21,9 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
          "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 BACKBONE_WIDTH = 64
+FEATURES = (3 * 8 * 8, *9 * BLOCK)
+"""Lengths of the sums on the way to the features of the synthetic configurations (tests/numeric.py): patches, six blocks, and
+what a selector and a fusion add, no more than three blocks do."""
 SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",
            "tools/draw_attention.py", "tools/draw_curves.py", "tools/draw_embedding.py", "tools/draw_ranks.py",
            "tools/draw_tokens.py", "tools/make_masks.py", "tools/report.py", "tools/search.py", "tools/selection_quality.py",
@@ -73,6 +78,31 @@ def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
                       for column, value in row.items()} for pattern, row in record.items()}
 
 
+def squared_distances(features):
+    """Of (n, D), as differences: (n, n) float64."""
+    return torch.stack([(features.double() - one.double()).square().sum(1) for one in features])
+
+
+def distance_rounding(features):
+    """What roundings change of a squared distance in float32: three sums of D terms, as large as twice the squared lengths."""
+    return tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
+
+
+def assert_same_hits(found, expected):
+    """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
+
+    By a change c of unit vectors a and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits may change places, with each other
+    or with one behind the last, where they are as far but for that.
+    """
+    assert [(*row[:2],) for row in found] == [(*row[:2],) for row in expected]
+    change, printed = tolerance(*FEATURES, *FEATURES), 1e-6
+    by_name = {(query, name): float(distance) for query, _, name, distance in expected}
+    last = {query: float(distance) for query, *_, distance in expected}
+    for (query, _, name, distance), (*_, at_rank) in zip(found, expected, strict=True):
+        for other in (float(at_rank), by_name.get((query, name), last[query])):
+            assert abs(float(distance) - other) <= 4 * change * other**0.5 + 4 * change**2 + printed
+
+
 def cases_of(path):
     """What test_net.py wrote to its --json file: records by case."""
     return json.loads(Path(path).read_text())["cases"]
@@ -97,7 +127,7 @@ def table_of(text):
 
 def checkpoint_file(path, cfg, classes=6, cameras=4):
     """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
-    torch.manual_seed(3)
+    torch.manual_seed(seeded(3))
     model = make_model(cfg, classes, cameras)
     model.backbone.camera_embedding.data.normal_()
     save_checkpoint(path, cfg, model, 1)
@@ -105,6 +135,6 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
 
 
 def weights_file(path, cfg, dataset="RGBNT201"):
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     torch.save({"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path)
     return path

@@ -1,12 +1,20 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
 import torch
+from numeric import seeded
+from tiny import BLOCK
 
 NAMES = ("RGB", "NI", "TI")
 WIDTH, CLASSES = 64, 5
+SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
+"""Lengths of the sums (tests/numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
+norm, MLP, softmax and means of those kept."""
+PATH = (3 * 16 * 16, *6 * BLOCK, WIDTH, WIDTH, 2 * WIDTH, *SDTPS_PATH, 40, *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
+        7 * WIDTH)
+"""… and from images to features: patches, six blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
 
 
 def images(batch, seed=0):
-    torch.manual_seed(seed)
+    torch.manual_seed(seeded(seed))
     return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from numeric import assert_close
 from transformers import AutoTokenizer
-from triplets import cut_short, message_of, states, zero_bytes
+from triplets import SCALED, cut_short, message_of, normalised, states, zero_bytes
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
@@ -77,7 +78,7 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer):
         captions = texts_of(tokenizer, batch.captions, batch.lengths)
         dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
         for number, image, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
-            assert torch.allclose(image, (decode(split.paths[number]) / 255 - 0.5) / 0.5, atol=1e-6)
+            assert_close(image, normalised(decode(split.paths[number])), *SCALED)
             assert split.image_of[split.captions.index(caption)] == number and text == split.long_captions[number]
             seen[caption] += 1
     # 30 captions in batches of 4: the last two are dropped.
@@ -196,7 +197,7 @@ def test_evaluation_takes_every_image_once_in_order(shapes, workers):
     loaded = list(image_batches(image_loader(config("DATALOADER.NUM_WORKERS", workers), split)))
     assert [len(images) for images in loaded] == [4, 2]
     expected = torch.stack([decode(path) for path in split.paths])
-    assert torch.allclose(torch.cat(loaded), (expected / 255 - 0.5) / 0.5, atol=1e-6)
+    assert_close(torch.cat(loaded), normalised(expected), *SCALED)
 
 
 def own_images(split, folder):

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from numeric import assert_close, seeded, tolerance
 from torchvision.transforms import v2
-from triplets import random_image
+from triplets import SCALED, normalised, random_image
 from yacs.config import CfgNode
 
 from demo_sdtps.seps.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
@@ -18,10 +19,6 @@ def config(*opts):
     made = CfgNode({"INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3}})
     made.merge_from_list(list(opts))
     return made
-
-
-def normalised(image):
-    return (image / 255 - 0.5) / 0.5
 
 
 def test_evaluation_resizes_and_normalises():
@@ -40,9 +37,9 @@ def test_training_without_chance_is_the_resized_image():
 def test_a_crop_is_a_part_of_the_image_resized():
     cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
     image = random_image(48, 60) // 3 + 80  # no value is cut between the two passes of the bicubic filter
-    for seed in range(20):
+    for seed in range(seeded(), seeded(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
-        part = image[None, :, top:top + rows, left:left + columns].float()
+        part = image[None, :, top:top + rows, left:left + columns].double()
         expected = F.interpolate(part, (16, 24), mode="bicubic", antialias=True, align_corners=False)[0].clamp(0, 255)
         found = CropTransform(cfg)(image, random.Random(seed))
         assert found.shape == (3, 16, 24) and found.dtype == torch.float32
@@ -51,9 +48,9 @@ def test_a_crop_is_a_part_of_the_image_resized():
 
 def test_crops_have_torchvisions_distribution():
     """Area, shape and middle of many crops, beside RandomResizedCrop's."""
-    draw, count = random.Random(0), 4000
+    draw, count = random.Random(seeded()), 4000
     ours = torch.tensor([crop_box(90, 120, 0.3, draw) for _ in range(count)]).double()
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
     theirs = torch.tensor([[params[name] for name in ("top", "left", "height", "width")] for params in (
@@ -67,7 +64,8 @@ def test_crops_have_torchvisions_distribution():
 
     for mine, other in zip(measures(ours), measures(theirs), strict=True):
         error = (mine.var() / count + other.var() / count).sqrt()
-        assert abs(mine.mean() - other.mean()) < 4 * error and 0.9 < mine.std() / other.std() < 1.1
+        # Six standard errors; that of the ratio of the deviations is at most 1.6 %.
+        assert abs(mine.mean() - other.mean()) < 6 * error and 0.9 < mine.std() / other.std() < 1.1
 
 
 @pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))])
@@ -79,12 +77,12 @@ def test_half_the_images_are_flipped():
     image, transform = random_image(32, 32), CropTransform(config("INPUT.MIN_CROP", 1.0))
     plain = normalised(image)
     seen = Counter()
-    for seed in range(200):
+    for seed in range(seeded(), seeded(200)):
         found = transform(image, random.Random(seed))
-        flipped = torch.allclose(found, plain.flip(2), atol=1e-6)
+        flipped = bool((found - plain.flip(2)).abs().max() < tolerance(*SCALED))
         seen[flipped] += 1
-        assert flipped or torch.allclose(found, plain, atol=1e-6)
-    assert 70 < seen[True] < 130
+        assert_close(found, plain.flip(2) if flipped else plain, *SCALED)
+    assert abs(seen[True] - 100) < 6 * 50**0.5  # standard errors
 
 
 def test_augmentation_does_not_change_the_image():

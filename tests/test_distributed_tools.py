@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import CONFIG, QUERIES, SMALL, checkpoint_file, cli_args_for, near
+from commands import CONFIG, QUERIES, SMALL, assert_same_hits, checkpoint_file, cli_args_for, near
 from launch import (
     children_of,
     kill_one_of_two,
@@ -125,9 +125,7 @@ def test_two_processes_search_like_one(command, weights, folders, tmp_path):
     assert code == 0, stderr
     done = torchrun("tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv")
     assert done.returncode == 0 and done.stdout.count("\n") == stdout.count("\n") == 2, done.stderr
-    alone, both = (rows_of(tmp_path / f"{number}.csv") for number in (1, 2))
-    assert [row[:3] for row in both] == [row[:3] for row in alone]
-    assert [float(row[3]) for row in both[1:]] == pytest.approx([float(row[3]) for row in alone[1:]], abs=1e-5)
+    assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
-from golden_cases import relative_error
+from commands import CONFIG, FEATURES, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from numeric import assert_close
 from PIL import Image
 from tiny import random_images, tiny_model
 from torchvision.transforms import v2
@@ -33,7 +33,8 @@ def test_an_exported_program_takes_any_batch(opts):
         with torch.no_grad():
             expected = model.patterns(images, cameras)
             found = program(*images.values(), cameras)
-        assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected.values(), strict=True))
+        for one, other in zip(found, expected.values(), strict=True):
+            assert_close(one, other, *FEATURES, *FEATURES)
 
 
 @pytest.mark.slow
@@ -59,7 +60,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
         found = session.run(None, {**fed, "camera": cameras})
         for pattern, own in zip(RETURN_PATTERNS, found, strict=True):
             expected = reid.features(**files, pattern=pattern, camera=given, normalise=False)
-            assert relative_error(torch.from_numpy(own), torch.from_numpy(expected)) < 1e-4
+            assert_close(own, expected, *FEATURES, *FEATURES)
 
 
 def test_what_cannot_be_exported_is_told(tiny_root, command, tmp_path):

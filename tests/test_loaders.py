@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from triplets import FIRST, PLAIN, config, cut_short, images_of, message_of, zero_bytes
+from numeric import assert_close
+from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalised, zero_bytes
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import loaders, read_splits
@@ -116,7 +117,7 @@ def test_a_training_batch(tiny_root):
             sample = by_path[bytes(((images["RGB"][index] + 1) * 127.5).round().byte().numpy().tobytes())]
             assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
             for modality, path in zip(MODALITIES, sample.paths, strict=True):
-                assert torch.allclose(images[modality][index], (decode(path) / 255 - 0.5) / 0.5, atol=1e-6)
+                assert_close(images[modality][index], normalised(decode(path)), *SCALED)
 
 
 @pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", "2"], ["DATASETS.CACHE", "no"],
@@ -169,7 +170,7 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
     for place, modality in enumerate(MODALITIES):
         images = torch.cat([images[modality] for images, *_ in loaded])
         expected = torch.stack([decode(sample.paths[place]) for sample in samples])
-        assert torch.allclose(images, (expected / 255 - 0.5) / 0.5, atol=1e-6)
+        assert_close(images, normalised(expected), *SCALED)
 
 
 @pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"),

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from layouts import WRITERS
+from numeric import assert_close, seeded
 from PIL import Image
-from triplets import PLAIN, config, message_of, random_image
+from triplets import PLAIN, SCALED, config, message_of, normalised, random_image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK
@@ -56,18 +57,18 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
     images = [random_image(seed=seed) for seed in range(3)]
     mask = random_image(seed=3)[:1]
     transform = JointTrainTransform(config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4"))
-    for seed in range(20):
+    for seed in range(seeded(), seeded(20)):
         draw = random.Random(seed)
         flip, down, right = draw.random() < 0.5, draw.randint(-4, 4), draw.randint(-4, 4)
 
         def slow(image, flip=flip, top=4 - down, left=4 - right):
             image = image.flip(2) if flip else image
-            return F.pad(image, (4,) * 4)[:, top:top + 32, left:left + 16].float() / 255
+            return F.pad(image, (4,) * 4)[:, top:top + 32, left:left + 16]
 
         *found, found_mask = transform([*images, mask], random.Random(seed))
         for image, original in zip(found, images, strict=True):
-            assert torch.allclose(image, (slow(original) - 0.5) / 0.5, atol=1e-6)
-        assert torch.allclose(found_mask, slow(mask))
+            assert_close(image, normalised(slow(original)), *SCALED)
+        assert_close(found_mask, slow(mask).double() / 255, 1)
 
 
 def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
@@ -105,7 +106,7 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
     files = [Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png") for sample in samples]
     expected = np.stack([np.asarray(Image.open(file)) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
-    assert torch.equal(masks[:, 0], torch.from_numpy(expected / 255).float())
+    assert_close(masks[:, 0], expected / 255, 1)
     for images, *_ in epoch(tiny_root, *SUPERVISED):
         assert list(images) == [*MODALITIES, MASK] and images[MASK].shape == (8, 1, 32, 16)
         assert 0 < images[MASK].mean() < 1 and images[MASK].min() == 0 and images[MASK].max() == 1
@@ -132,10 +133,11 @@ def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
     large = random_image(64, 48)[:1]
     for sample in samples:
         Image.fromarray(large[0].numpy()).save(mask_path(sample))
-    expected = F.interpolate(large[None].float(), (32, 16), mode="bilinear", antialias=True, align_corners=False) / 255
+    expected = F.interpolate(large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False) / 255
     for loader in (train_loader(cfg, samples), test_loader(cfg, samples)):
         for images, *_ in batches(loader):
-            assert (images[MASK] - expected).abs().max() <= 1 / 255
+            # Rounding to whole levels in each of the two passes is worth half a level.
+            assert (images[MASK] - expected).abs().max() < 1.5 / 255
 
 
 def test_masks_of_images_side_by_side(tmp_path):
@@ -148,8 +150,8 @@ def test_masks_of_images_side_by_side(tmp_path):
     for level, sample in enumerate(samples):
         Image.new("L", (256, 128), level).save(folder / f"{Path(sample.paths[0]).stem}.png")
     masks = torch.cat([images[MASK] for images, *_ in batches(test_loader(cfg, samples))])
-    levels = torch.arange(len(samples)) / 255
-    assert masks.shape == (len(samples), 1, 32, 16) and torch.allclose(masks, levels[:, None, None, None])
+    levels = torch.arange(len(samples)).double() / 255
+    assert_close(masks, levels[:, None, None, None].expand(-1, 1, 32, 16), 1)
 
 
 @pytest.mark.parametrize("make", [train_loader, test_loader])

@@ -1,7 +1,9 @@
 """The ranking evaluation against the reference system's numbers and against plain loops."""
 import pytest
 import torch
+from commands import distance_rounding
 from golden_cases import load_case
+from numeric import assert_close, generator
 from reference import ranking
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -11,14 +13,20 @@ from demo_sdtps.engine.evaluation.metrics import evaluate_distances, evaluate_ra
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
-    """Keyword arguments of `evaluate_ranking` in its order of positions; random, so without ties."""
-    generator = torch.Generator().manual_seed(seed)
+    """Keyword arguments of `evaluate_ranking` in its order of positions; random, with features of so few digits that their
+    distances are exact in float32, in whatever order they are summed up: no rounding decides on a rank."""
+    draws = generator(seed)
 
     def labels(count, kinds):
-        return torch.randint(kinds, (count,), generator=generator)
+        return torch.randint(kinds, (count,), generator=draws)
 
-    return (torch.randn(queries, dim, generator=generator), torch.randn(gallery, dim, generator=generator),
+    return (short(torch.randn(queries, dim, generator=draws)), short(torch.randn(gallery, dim, generator=draws)),
             labels(queries, identities), labels(gallery, identities), labels(queries, places), labels(gallery, places))
+
+
+def short(features):
+    """Multiples of 1/64, of which products have 12 bits behind the point, and sums of products up to 2^11 no more than 24."""
+    return (64 * features).round() / 64
 
 
 def by_loops(case, places=None, max_rank=50):
@@ -29,8 +37,8 @@ def by_loops(case, places=None, max_rank=50):
 
 
 def assert_same(found, cmc, mean_average_precision):
-    assert found.cmc.tolist() == pytest.approx(cmc, abs=1e-6)
-    assert found.mAP == pytest.approx(mean_average_precision, abs=1e-6)
+    assert_close(found.cmc, cmc, 1)
+    assert found.mAP == pytest.approx(mean_average_precision, abs=1e-9)
 
 
 def golden():
@@ -53,7 +61,8 @@ def test_golden_msvr310():
 
 def test_golden_distance():
     arrays, case = golden()
-    assert torch.allclose(squared_distances(*case[:2]), arrays["distance"], atol=1e-6)
+    error = (squared_distances(*case[:2]) - arrays["distance"]).abs().max()
+    assert error < 2 * distance_rounding(torch.cat(case[:2]))  # of both
 
 
 def test_golden_re_ranked_distances():
@@ -79,7 +88,7 @@ def test_random_cases_against_loops(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_scenes_take_the_cameras_place(seed):
     case = random_case(seed)
-    scenes = tuple(torch.randint(5, (len(side),), generator=torch.Generator().manual_seed(seed + 50)) for side in case[:2])
+    scenes = tuple(torch.randint(5, (len(side),), generator=generator(seed + 50)) for side in case[:2])
     found = evaluate_ranking(*case, query_scenes=scenes[0], gallery_scenes=scenes[1])
     assert_same(found, *by_loops(case, scenes))
     other_cameras = (*case[:4], torch.zeros_like(case[4]), torch.zeros_like(case[5]))
@@ -91,7 +100,7 @@ def test_scenes_take_the_cameras_place(seed):
 def test_given_distances_are_ranked_as_they_are(scenes):
     """Distances that no features have: some below 0, no two sides alike."""
     case = random_case(7)
-    distance = torch.randn(40, 120, generator=torch.Generator().manual_seed(70))
+    distance = torch.randn(40, 120, generator=generator(70))
     places = (case[4] % 3, case[5] % 3) if scenes else case[4:]
     given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     expected = ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9)
@@ -158,7 +167,7 @@ def test_same_camera_of_others_and_other_cameras_of_ours_stay_in():
 
 def test_queries_without_a_match_are_left_out_of_the_means():
     case = random_case(3)
-    lonely = torch.randn(5, 8, generator=torch.Generator().manual_seed(9))
+    lonely = short(torch.randn(5, 8, generator=generator(9)))
     more = (torch.cat([lonely, case[0]]), case[1], torch.cat([torch.full((5,), 99), case[2]]), case[3],
             torch.cat([torch.zeros(5, dtype=torch.long), case[4]]), case[5])
     found, expected = evaluate_ranking(*more), evaluate_ranking(*case)

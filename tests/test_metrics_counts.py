@@ -4,12 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from numeric import generator, numpy_generator
 from reference import ranking
-from test_metrics import assert_same, by_loops, random_case
+from test_metrics import assert_same, random_case
 
 from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.engine.evaluation import metrics
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances, squared_distances
+from demo_sdtps.engine.evaluation.metrics import evaluate_distances
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):
@@ -19,10 +20,11 @@ def by_whole_matrices(distance, ids, places, max_rank=50):
 @pytest.mark.parametrize(("seed", "queries", "gallery", "identities"), [(20, 12, 30, 4), (21, 30, 90, 6), (22, 5, 60, 2)])
 def test_whole_matrices_agree_with_the_loops(seed, queries, gallery, identities):
     case = random_case(seed, queries, gallery, identities)
-    cmc, mean = by_whole_matrices(squared_distances(*case[:2]), case[2:4], case[4:])
-    expected = by_loops(case)
-    assert cmc.tolist() == pytest.approx(expected[0], abs=1e-6)
-    assert mean == pytest.approx(expected[1], abs=1e-6)
+    distance = torch.rand(queries, gallery, generator=generator(seed), dtype=torch.double)
+    cmc, mean = by_whole_matrices(distance, case[2:4], case[4:])
+    expected = ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
+    assert cmc.tolist() == pytest.approx(expected[0], abs=1e-12)
+    assert mean == pytest.approx(expected[1], abs=1e-12)
 
 
 @pytest.mark.parametrize(("seed", "gallery", "identities"), [(30, 3000, 400), (31, 3000, 20), (32, 40_000, 1500),
@@ -32,7 +34,7 @@ def test_whole_matrices_agree_with_the_loops(seed, queries, gallery, identities)
 def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearness, scenes):
     """More than one piece, few and many matches, and matches that are nearer than others; by camera and by scene."""
     case = random_case(seed, 25, gallery, identities, dim=2)
-    noise = torch.rand(25, gallery, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    noise = torch.rand(25, gallery, generator=generator(seed), dtype=torch.double)
     distance = noise - nearness * (case[2][:, None] == case[3])
     places = (case[4] % 2, case[5] % 2) if scenes else case[4:]
     given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
@@ -46,10 +48,10 @@ def test_matches_rank_behind_others_as_far(monkeypatch, seed, levels, few):
     """Many distances are equal; whether matches are compared or distances sorted, whatever the order of the gallery."""
     monkeypatch.setattr(metrics, "FEW", few)
     case = random_case(seed, identities=5)
-    distance = torch.randint(levels, (40, 120), generator=torch.Generator().manual_seed(seed)).float()
+    distance = torch.randint(levels, (40, 120), generator=generator(seed)).float()
     found = evaluate_distances(distance, *case[2:])
     assert_same(found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])))
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(120, generator=generator(seed))
     again = evaluate_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
     assert again.mAP == found.mAP
     assert torch.equal(again.cmc, found.cmc)
@@ -58,9 +60,9 @@ def test_matches_rank_behind_others_as_far(monkeypatch, seed, levels, few):
 @pytest.mark.parametrize("limits", [1, 5, metrics.FEW, metrics.FEW + 1, 200])
 @pytest.mark.parametrize("length", [1, 7, metrics.PIECE - 1, metrics.PIECE, metrics.PIECE + 1, 3 * metrics.PIECE + 50])
 def test_counts_over_several_pieces(limits, length):
-    generator = np.random.default_rng(length + limits)
-    distance = generator.integers(0, 300, length).astype(np.float32)
-    rising = np.sort(generator.integers(0, 300, limits)).astype(np.float32)
+    draws = numpy_generator(length + limits)
+    distance = draws.integers(0, 300, length).astype(np.float32)
+    rising = np.sort(draws.integers(0, 300, limits)).astype(np.float32)
     space = np.ones((metrics.FEW, metrics.PIECE), bool)
     total = np.full(limits, 10)
     metrics._add_counts(distance, rising, total, space)
@@ -72,10 +74,10 @@ def test_counts_over_several_pieces(limits, length):
 def test_counts_over_several_blocks(monkeypatch, block, levels):
     """Parts of a query's distances and several queries at a time, ties, queries without a match, near and far matches."""
     monkeypatch.setattr(metrics, "BLOCK", block)
-    generator = np.random.default_rng(block + levels)
-    distance = generator.integers(0, levels, (40, 120)).astype(np.float32)
-    matches = generator.integers(0, 6, 40) * generator.integers(0, 2, 40)
-    limits = [np.sort(generator.integers(0, levels // (1 + query % 9) + 1, count)) for query, count in enumerate(matches)]
+    draws = numpy_generator(block + levels)
+    distance = draws.integers(0, levels, (40, 120)).astype(np.float32)
+    matches = draws.integers(0, 6, 40) * draws.integers(0, 2, 40)
+    limits = [np.sort(draws.integers(0, levels // (1 + query % 9) + 1, count)) for query, count in enumerate(matches)]
     with ThreadPoolExecutor(2) as pool:
         found = metrics.counts_within(distance, np.concatenate(limits).astype(np.float32), matches, pool)
     assert found.tolist() == [(row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own]
@@ -84,7 +86,7 @@ def test_counts_over_several_blocks(monkeypatch, block, levels):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
 def test_given_distances_of_other_types_stay_as_they_are(dtype):
     case = random_case(9)
-    distance = torch.randint(200, (40, 120), generator=torch.Generator().manual_seed(9)).to(dtype)
+    distance = torch.randint(200, (40, 120), generator=generator(9)).to(dtype)
     copy = distance.clone()
     found = evaluate_distances(distance, *case[2:])
     assert torch.equal(distance, copy)

@@ -2,11 +2,14 @@
 import copy
 import io
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 import torch
+from choices import margins
 from commands import BASELINE
-from plug_in_host import CLASSES, NAMES, equal, replicas_of
+from numeric import assert_close, seeded, tolerance
+from plug_in_host import CLASSES, NAMES, PATH, equal, replicas_of
 from torch import nn
 
 import demo_sdtps
@@ -30,7 +33,7 @@ def build(host):
     def build(*opts):
         cfg = demo_sdtps.add_config(defaults.clone())
         cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *opts])
-        torch.manual_seed(0)
+        torch.manual_seed(seeded())
         return demo_sdtps.patch(make_theirs(cfg, CLASSES, CAMERAS), cfg)
 
     return build
@@ -62,8 +65,18 @@ def ours(monkeypatch, tmp_path):
 
 
 def triplets(batch=3, seed=1):
-    torch.manual_seed(seed)
+    torch.manual_seed(seeded(seed))
     return {name: torch.randn(batch, 3, *SIZE) for name in NAMES}, torch.arange(batch) % CAMERAS
+
+
+def clear_triplets(model, batch=3):
+    """Triplets of which the model keeps patches by scores that differ by more than roundings."""
+    for seed in count(1):
+        given = triplets(batch, seed)
+        with margins() as found:
+            features(model, given)
+        if min(found, default=1) > tolerance(*PATH, *PATH):
+            return given
 
 
 def features(model, given=None):
@@ -82,15 +95,15 @@ def features(model, given=None):
 def test_features_are_those_of_our_model(build, ours, opts):
     opts = [*STAGES, *opts]
     model = build(*opts)
-    found = features(model)
+    images, cameras = given = clear_triplets(model)
+    found = features(model, given)
     cfg, expected = ours(model, *opts)
     assert {name for name in model.state_dict() if name.startswith("slimming")} == {
         name for name in expected.state_dict() if name.startswith("slimming")}
-    images, cameras = triplets()
     with torch.no_grad():
         (patterns,) = expected.extract_features(images, cameras, [missing_modalities(cfg.TEST.MISS)])
     for pattern, feature in zip((1, 2, 3), found, strict=True):
-        assert (feature - patterns[pattern]).norm() < 1e-5 * patterns[pattern].norm(), pattern
+        assert_close(feature, patterns[pattern], *PATH, *PATH)
 
 
 @pytest.mark.parametrize("tower", [IMAGENET, CLIP], ids=["ImageNet", "CLIP"])
@@ -98,20 +111,21 @@ def test_gradients_are_those_of_our_model(build, ours, tower):
     opts = [*STAGES, *tower]
     model = build(*opts)
     _, other = ours(model, *opts)
-    images, cameras = triplets(4)
+    images, cameras = clear_triplets(model, 4)
     for each in (model, other):
         logits, feature = each.train()(images, cam_label=cameras)
         (logits.square().sum() + feature.square().sum()).backward()
     theirs = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
     name = "BACKBONE.base.conv1.weight" if tower is CLIP else "BACKBONE.base.patch_embed.proj.weight"
     gradient = other.backbone.vit.patch_embed.proj.weight.grad
-    assert gradient.norm() > 0 and (theirs[name] - gradient).norm() < 1e-4 * gradient.norm()
+    assert gradient.norm() > 0
+    assert_close(theirs[name], gradient, *4 * PATH)  # there and back, by both
     assert all(torch.isfinite(grad).all() for grad in theirs.values()) and len(theirs) > 50
 
 
 def test_off_nothing_is_touched(build, host):
     model = build(*CLIP, *FUSED)
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     cfg = host[0].clone()
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *CLIP, *FUSED])
     plain = host[1](cfg, CLASSES, CAMERAS)

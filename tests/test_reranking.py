@@ -3,7 +3,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import squared_distances
 from golden_cases import load_case
+from numeric import assert_close, generator, tolerance
 from reference import reranking as plain
 from test_metrics import LargestResult
 
@@ -13,23 +15,45 @@ from demo_sdtps.engine.evaluation.metrics import evaluate_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 
 
-def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5):
-    """Query and gallery features of so many identities; random, so without ties."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(identities, dim, generator=generator)
-    own = torch.randint(identities, (queries + gallery,), generator=generator)
-    features = centres[own] + spread * torch.randn(queries + gallery, dim, generator=generator)
+def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):
+    """Query and gallery features of so many identities, without ties: those of which roundings decide on the order are drawn
+    again (`undecided`)."""
+    draws = generator(seed)
+    centres = torch.randn(identities, dim, generator=draws)
+    own = torch.randint(identities, (queries + gallery,), generator=draws)
+    features = centres[own] + spread * torch.randn(queries + gallery, dim, generator=draws)
+    while (again := undecided(features, ranks)).any():
+        features[again] = centres[own[again]] + spread * torch.randn(int(again.sum()), dim, generator=draws)
     return features[:queries], features[queries:]
 
 
+def undecided(features, ranks=slice(None)):
+    """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
+    gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
+    return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)
+
+
+def cosine_error(dim):
+    """What roundings change of 2 - 2·cosine: by norms, a product and a difference."""
+    return 2 * tolerance(dim, dim, dim, 2)
+
+
 def by_loops(query, gallery, *settings):
-    return torch.tensor(plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings))
+    return torch.tensor(plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings), dtype=torch.double)
 
 
-def assert_same(found, expected):
+def roundings(query, gallery):
+    """Lengths and scale of a re-ranked distance's sums. A distance, at most 4, is divided by the farthest, d. Its weight
+    changes by as much, relatively; so do the weights' sum and the minima; and 1 - x / (2 - x) by twice as much as x."""
+    squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
+    (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
+    return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
+
+
+def assert_same(found, expected, sides):
+    lengths, scale = roundings(*sides)
     assert found.dtype == torch.float32
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() < 2e-6
+    assert_close(found, expected, *lengths, scale=scale)
 
 
 def golden():
@@ -57,7 +81,7 @@ def test_the_loops_agree_with_the_golden_case_too():
     sides = arrays["query_features"], arrays["gallery_features"]
     expected = by_loops(*sides, *settings)
     assert golden_error(expected, arrays) < 5e-3
-    assert_same(k_reciprocal(*sides, *settings), expected)
+    assert_same(k_reciprocal(*sides, *settings), expected, sides)
 
 
 @pytest.mark.parametrize(("queries", "gallery", "settings"), [
@@ -69,23 +93,27 @@ def test_the_loops_agree_with_the_golden_case_too():
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_random_features_against_loops(queries, gallery, settings, spread):
     sides = clustered(queries + gallery + len(settings), queries, gallery, spread=spread)
-    assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))
+    assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings), sides)
 
 
 @pytest.mark.parametrize(("queries", "gallery", "settings"), [(7, 30, (5, 3, 0.3)), (20, 60, (10, 1, 0.0)), (25, 40, ())])
 def test_whole_matrices_agree_with_the_loops(queries, gallery, settings):
     sides = [F.normalize(side, dim=1) for side in clustered(queries + 100, queries, gallery)]
-    found = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings, dtype=np.float32)
-    assert np.abs(found - by_loops(*sides, *settings).numpy()).max() < 5e-6
-    halves = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings)
-    assert np.abs(halves - found).max() < 5e-3
+    expected, (lengths, scale) = by_loops(*sides, *settings), roundings(*sides)
+    for dtype in (torch.float32, torch.float16):
+        given = {"dtype": np.float32} if dtype is torch.float32 else {}
+        found = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings, **given)
+        assert_close(found, expected, *lengths, dtype=dtype, scale=scale)
 
 
 @pytest.mark.parametrize(("queries", "gallery", "settings"), [(100, 300, ()), (60, 200, (20, 6, 0.3)), (150, 150, (9, 4, 0.1))])
 def test_many_features_against_whole_matrices(queries, gallery, settings):
-    sides = [F.normalize(side, dim=1) for side in clustered(queries + gallery, queries, gallery, identities=15, dim=64)]
-    expected = demo_ranking.k_reciprocal(*(side.numpy() for side in sides), *settings, dtype=np.float32)
-    assert (k_reciprocal(*sides, *settings) - torch.from_numpy(expected)).abs().max() < 5e-6
+    k1, k2, _ = settings or (50, 15, 0.3)
+    sides = clustered(queries + gallery, queries, gallery, identities=15, dim=64, ranks=[k1, round(k1 / 2), k2 - 1])
+    # In float64, but for its distances, which are rounded to float32 once more.
+    expected = demo_ranking.k_reciprocal(*(F.normalize(side.double(), dim=1).numpy() for side in sides), *settings,
+                                         dtype=np.float64)
+    assert_same(k_reciprocal(*sides, *settings), expected, sides)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -97,7 +125,7 @@ def test_neighbourhoods_that_are_expanded(seed):
     originals = [plain.reciprocal_set(place, k1, order) for place in range(len(features))]
     grown = sum(after > before for after, before in zip(plain.expanded_sets(order, k1), originals, strict=True))
     assert grown > len(features) / 4
-    assert_same(k_reciprocal(*sides, k1, 4, 0.2), by_loops(*sides, k1, 4, 0.2))
+    assert_same(k_reciprocal(*sides, k1, 4, 0.2), by_loops(*sides, k1, 4, 0.2), sides)
 
 
 @pytest.mark.parametrize("settings", [(10, 4, 0.3), (3, 1, 0.3), (2, 6, 0.0), (30, 10, 0.3)])
@@ -105,7 +133,7 @@ def test_the_same_images_in_query_and_gallery(settings):
     """As in RGBNT201; every image has a twin at distance 0 and equal distances to all the others."""
     samples = torch.cat(clustered(5, 10, 25))
     for sides in ((samples, samples), (samples, samples.flip(0)), (samples[:9], samples.repeat(2, 1))):
-        assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings))
+        assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings), sides)
 
 
 @pytest.mark.parametrize("k2", [1, 2, 3])
@@ -113,7 +141,7 @@ def test_more_twins_than_neighbours(k2):
     """A sample is its own neighbour all the same."""
     query, gallery = clustered(6, 4, 12)
     sides = query.repeat(6, 1), gallery.repeat(6, 1)
-    assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2))
+    assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2), sides)
 
 
 @pytest.mark.parametrize("kept", [0, 300**2])
@@ -121,13 +149,13 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
     """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
     monkeypatch.setattr(reranking, "STRIP", 37)
-    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517)), dim=1)
+    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517, ranks=[])), dim=1)
     distances = reranking.Distances(features.repeat(3, 1))
     assert len(distances.distinct) == 100
     distance = torch.cat([distances[start:start + 7] for start in range(0, 300, 7)])
     assert (distance.diagonal() == 0).all()
     assert torch.equal(distance, distance[:, :100].repeat(1, 3))
-    assert torch.allclose(distance[:100, :100], torch.cdist(features, features).square(), atol=1e-6)
+    assert (distance[:100, :100] - squared_distances(features)).abs().max() < cosine_error(517)
     if kept:
         assert torch.equal(distance, distance[:100].repeat(3, 1))
 
@@ -139,26 +167,27 @@ def test_features_that_are_all_the_same():
 
 
 def test_what_the_two_terms_are_alone():
-    query, gallery = clustered(7)
-    features = F.normalize(torch.cat([query, gallery]), dim=1)
-    squared = torch.cdist(features, features).square()
-    relative = (squared / squared.amax(1, keepdim=True))[:len(query), len(query):]
-    assert torch.allclose(k_reciprocal(query, gallery, lambda_value=1.0), relative, atol=1e-5)
-    jaccard = k_reciprocal(query, gallery, 8, 3, lambda_value=0.0)
-    assert jaccard.min() >= -1e-6
-    assert jaccard.max() == 1  # neighbourhoods that share nothing
-    assert torch.allclose(k_reciprocal(query, gallery, 8, 3, 0.25), 0.75 * jaccard + 0.25 * relative, atol=1e-5)
+    sides = clustered(7)
+    squared = squared_distances(F.normalize(torch.cat(sides).double(), dim=1))
+    relative = (squared / squared.amax(1, keepdim=True))[:20, 20:]
+    assert_same(k_reciprocal(*sides, lambda_value=1.0), relative, sides)
+    jaccard = by_loops(*sides, 8, 3, 0.0)
+    assert jaccard.min() > -1e-12
+    found = k_reciprocal(*sides, 8, 3, lambda_value=0.0)
+    assert_same(found, jaccard, sides)
+    assert found.max() == 1  # neighbourhoods that share nothing
+    assert_same(k_reciprocal(*sides, 8, 3, 0.25), 0.75 * jaccard + 0.25 * relative, sides)
 
 
 @pytest.mark.parametrize("elements", [1, 99, 100, 1234])
 def test_blocks_do_not_change_the_result(monkeypatch, elements):
     samples = torch.cat(clustered(8, 10, 20))
     sides = samples[:20], samples  # with ties
-    whole = k_reciprocal(*sides, 9, 4)
+    expected = by_loops(*sides, 9, 4)
     monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
     for kept in (reranking.KEPT_ELEMENTS, 0):
         monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
-        assert_same(k_reciprocal(*sides, 9, 4), whole)
+        assert_same(k_reciprocal(*sides, 9, 4), expected, sides)
 
 
 @pytest.mark.parametrize("elements", [1, 7, 1000])
@@ -173,7 +202,7 @@ def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
 def test_all_pairs_are_never_there_at_once(monkeypatch):
     monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", 8000)
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
-    sides = clustered(9, 10, 590, identities=60)
+    sides = clustered(9, 10, 590, identities=60, ranks=[])
     with LargestResult() as watched:
         k_reciprocal(*sides, 6, 3)
     assert watched.elements < 600**2 / 20
@@ -181,8 +210,8 @@ def test_all_pairs_are_never_there_at_once(monkeypatch):
 
 def test_the_order_of_the_gallery_does_not_matter():
     query, gallery = clustered(10)
-    order = torch.randperm(len(gallery), generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(k_reciprocal(query, gallery[order]), k_reciprocal(query, gallery)[:, order], atol=1e-6)
+    order = torch.randperm(len(gallery), generator=generator(1))
+    assert_same(k_reciprocal(query, gallery[order]), by_loops(query, gallery)[:, order], (query, gallery))
 
 
 def test_features_are_normalised_and_left_as_they_are():
@@ -191,14 +220,16 @@ def test_features_are_normalised_and_left_as_they_are():
     found = k_reciprocal(*sides, 9, 4)
     assert all(torch.equal(side, copy) for side, copy in zip(sides, copies, strict=True))
     longer = [side * torch.arange(1, len(side) + 1)[:, None] for side in sides]
-    assert_same(k_reciprocal(*longer, 9, 4), found)
+    assert_same(k_reciprocal(*longer, 9, 4), by_loops(*sides, 9, 4), sides)
     assert torch.equal(k_reciprocal(*sides, 9, 4), found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions_give_float32(dtype):
     sides = [side.to(dtype) for side in clustered(12)]
-    assert_same(k_reciprocal(*sides, 9, 4), k_reciprocal(*(side.double() for side in sides), 9, 4))
+    found = k_reciprocal(*sides, 9, 4)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, k_reciprocal(*(side.float() for side in sides), 9, 4))
 
 
 def test_gradients_are_not_kept():

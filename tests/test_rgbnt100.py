@@ -6,8 +6,9 @@ import pytest
 import torch
 from commands import CONFIG, ROOT, cli_args_for
 from layouts import SIDE_BY_SIDE, pixels, save, write_rgbnt100
+from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, a_text, config, cut_short, message_of, zero_bytes
+from triplets import PLAIN, SCALED, a_text, config, cut_short, message_of, normalised, zero_bytes
 
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
@@ -64,7 +65,7 @@ def test_batches_hold_the_three_parts(root, cache):
     assert torch.cat(cameras).tolist() == [sample.camera for sample in samples]
     for number, modality in enumerate(("RGB", "NI", "TI")):
         expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
-        assert torch.allclose(torch.cat([image[modality] for image in images]), (expected / 255 - 0.5) / 0.5, atol=1e-6)
+        assert_close(torch.cat([image[modality] for image in images]), normalised(expected), *SCALED)
 
 
 def test_the_cache_changes_no_training_image(root):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_cases import relative_error
+from numeric import assert_close, generator, seeded, tolerance
 from reference import sdtps as reference
 
 from demo_sdtps.modeling import sdtps
@@ -21,11 +21,16 @@ SHAPES = [
     (5, 2, 11, 20, 0.75, 0.5, 0.5),
     (6, 2, 11, 12, 0.1, 1.0, 0.1),
 ]
+PATH = (32, 32, 4, 32, 8, 32, 32, 6, 16, 16)
+"""Lengths on the way to the tokens, of the largest shape: norms, cosines, their sum and the MLP of the scores; norm and MLP of
+the aggregation; softmax and mean over the patches."""
+BACK = (*PATH, *PATH, 3 * 16)
+"""… and from there to the gradients, whose last sum is over the patches of a batch."""
 
 
 def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False, tau=1.0, select=False, stir=0.3):
     """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seeded(seed))
     module = MultiModalSDTPS(width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -35,61 +40,64 @@ def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False
 
 def draw(seed, batch, patches, width):
     """Tokens [(B, N, C)] with gradient and globals [(B, C)] with gradient, of three modalities."""
-    generator = torch.Generator().manual_seed(seed)
-    return ([torch.randn(batch, patches, width, generator=generator).requires_grad_() for _ in range(3)],
-            [torch.randn(batch, width, generator=generator).requires_grad_() for _ in range(3)])
+    draws = generator(seed)
+    return ([torch.randn(batch, patches, width, generator=draws).requires_grad_() for _ in range(3)],
+            [torch.randn(batch, width, generator=draws).requires_grad_() for _ in range(3)])
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(seed)`: -log of exponentials, one modality at a time."""
-    torch.manual_seed(seed)
+    """The noise that a training forward draws after `torch.manual_seed(seeded(seed))`: -log of exponentials, one modality at a
+    time."""
+    torch.manual_seed(seeded(seed))
     return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
 
 def probed(seed, outputs):
     """A scalar that depends on every number of `outputs`, differently."""
-    generator = torch.Generator().manual_seed(seed)
-    return sum((output * torch.randn(output.shape, generator=generator).to(output.dtype)).sum() for output in outputs)
+    draws = generator(seed)
+    return sum((output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum() for output in outputs)
 
 
 def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()):
-    """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → the masks."""
+    """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → its outputs."""
     module = build(seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select)
     tokens, global_feats = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
-    torch.manual_seed(seed + 200)
+    torch.manual_seed(seeded(seed + 200))
     outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
     probed(seed, probed_outputs).backward()
 
+    nudges = [tolerance(*PATH) * (1 if noises is None else float(noises[index].abs().max())) * mask.detach().double()
+              for index, mask in enumerate(outputs[3:])]
     exact = {name: parameter.detach().double().requires_grad_() for name, parameter in module.named_parameters()}
     exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
     slimmed, masks = reference.sdtps(exact, exact_tokens, [tensor.detach().double() for tensor in global_feats], sparse_ratio,
                                      aggr_ratio, beta, tau, noises and [noise.double() for noise in noises], select,
-                                     missing)
+                                     missing, nudges)
     probed(seed, [*slimmed, *masks][:len(probed_outputs)]).backward()
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
-        assert output.shape == expected.shape
-        assert relative_error(output, expected.detach()) < 1e-5
+        assert_close(output, expected, *PATH)
     found = {name: parameter.grad for name, parameter in module.named_parameters()}
     found |= {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}
     exact |= {f"tokens {index}": tensor for index, tensor in enumerate(exact_tokens)}
     assert_gradients_equal(found, {name: tensor.grad for name, tensor in exact.items()})
     assert all(tensor.grad is None for tensor in global_feats)
-    return outputs[3:]
+    return outputs
 
 
-def assert_gradients_equal(found, expected):
-    """To 1e-5 per layer, its weight, bias and scale together: one number's gradient may be zero but for rounding."""
+def assert_gradients_equal(found, expected, lengths=BACK):
+    """By layer, its weight, bias and scale together: one number's gradient may be zero but for rounding."""
     layers = {name: name.replace("aggr.scale", "aggr.weight.3.scale").rpartition(".")[0] or name for name in expected}
     for layer in set(layers.values()):
         names = [name for name in expected if layers[name] == layer]
-        exact = flat(expected[name] for name in names)
-        if exact.eq(0).all():
-            assert flat(found[name] for name in names).eq(0).all(), layer
+        one, other = (flat(part[name] for name in names) for part in (found, expected))
+        if other.eq(0).all():
+            assert one.eq(0).all(), layer
         else:
-            assert relative_error(flat(found[name] for name in names), exact) < 1e-5, layer
+            # An aggregation's gradient is a difference of terms of about 1, and small where a softmax is almost one token.
+            assert_close(one, other, *lengths, scale=max(float(other.abs().max()), float("_aggr." in layer)))
 
 
 def flat(tensors):
@@ -103,10 +111,11 @@ def test_values_and_gradients(shape):
 
 @pytest.mark.parametrize("missing", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
 def test_values_and_gradients_with_missing_modalities(missing):
-    """Exactly the modalities that lose a guide keep other patches than with all three globals."""
-    with_all, masks = (assert_like_reference(31, 3, 13, 20, 0.5, 0.4, 0.25, missing=places) for places in ((), missing))
-    for place, (one, other) in enumerate(zip(with_all, masks, strict=True)):
-        assert torch.equal(one, other) == (set(missing) <= {place})
+    """Exactly the modalities that lose a guide have other scores, which the extra token shows, than with all three globals."""
+    with_all, others = (assert_like_reference(31, 3, 13, 20, 0.5, 0.4, 0.25, missing=places) for places in ((), missing))
+    for place in range(3):
+        assert torch.equal(with_all[place], others[place]) == (set(missing) <= {place})
+        assert torch.equal(with_all[3 + place], others[3 + place]) or not set(missing) <= {place}
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -125,7 +134,7 @@ def test_weights_of_the_guides(index):
 
 
 def test_a_missing_modality_guides_itself_alone():
-    """The masks, and with them the tokens, see a missing modality's global in its own choice and in no other."""
+    """The scores, and with them the extra tokens, see a missing modality's global in its own choice and in no other."""
     module = build(33, 16, 20, 0.5, 0.4, 0.25).eval()
     tokens, global_feats = draw(34, 3, 16, 20)
     for place in range(3):
@@ -135,7 +144,7 @@ def test_a_missing_modality_guides_itself_alone():
             one, other = (module(*tokens, *given, missing=told) for given in (global_feats, others))
             for index in range(3):
                 is_guided = missing is None or index == place
-                assert torch.equal(one[3 + index], other[3 + index]) != is_guided
+                assert torch.equal(one[3 + index], other[3 + index]) or is_guided
                 assert torch.equal(one[index], other[index]) != is_guided
 
 
@@ -169,7 +178,7 @@ def test_guidance_has_no_gradient_and_spans_0_to_1():
     assert not guidance.requires_grad
     assert guidance.shape == (3, 2, 10)
     assert guidance.amin(dim=-1).eq(0).all()
-    assert torch.allclose(guidance.amax(dim=-1), torch.ones(3, 2))
+    assert_close(guidance.amax(dim=-1), torch.ones(3, 2), 3)
 
 
 @pytest.mark.parametrize("name", ["sparse_ratio", "aggr_ratio"])

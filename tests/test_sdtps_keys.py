@@ -1,15 +1,19 @@
 """SDTPS with another score (MODEL.SDTPS_SCORE): what it keeps, what learns, and what stays as it is."""
 import pytest
 import torch
-from golden_cases import relative_error
+from numeric import assert_close, assert_order, generator, tolerance
 from reference import cues
 from reference import sdtps as reference
-from tiny import PATCHES, random_images, tiny_cfg, tiny_model
+from tiny import PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.engine.evaluation.selection import detectors
 from demo_sdtps.modeling.losses import total_loss
 
+SCORE = (PATCHES, WIDTH, WIDTH)
+"""Lengths of the sums in `distinctness`: mean, norm, cosine."""
+PATH = (*SCORE, WIDTH, WIDTH, WIDTH // 5, PATCHES, PATCHES)
+"""… and to the tokens: norm and MLP of the aggregation, softmax and mean over the patches."""
 DISTINCT = ("MODEL.SDTPS_SCORE", "distinctness")
 MLPS = {f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
         for name in reference.STATE_NAMES for layer in (0, 2) for part in ("weight", "bias")}
@@ -31,17 +35,19 @@ def test_the_most_distinct_patches_are_kept_and_aggregated():
         expected = []
         for sample, patches in enumerate(exact):
             scores = cues.distinctness(patches.detach())
-            kept, dropped = reference.choose(scores, 0.5)
-            assert selection.index[sample].tolist() == kept
+            kept = selection.index[sample].tolist()
+            assert len(kept) == PATCHES // 2
+            assert_order(selection.index[sample], -torch.stack(scores), tolerance(*SCORE))
+            dropped = [place for place in range(PATCHES) if place not in kept]
             assert selection.mask[sample].nonzero().flatten().tolist() == sorted(kept)
             decision = [torch.tensor(float(place in kept)) for place in range(PATCHES)]
             expected.append(reference.slim(own, patches, scores, kept, dropped, decision, 6))
         expected = torch.stack(expected)
-        assert relative_error(selection.tokens, expected.detach()) < 1e-5
-        probe = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+        assert_close(selection.tokens, expected, *PATH)
+        probe = torch.randn(expected.shape, generator=generator(2))
         (selection.tokens * probe).sum().backward()
         (expected * probe).sum().backward()
-        assert relative_error(context.tokens[modality].grad, exact.grad) < 1e-5
+        assert_close(context.tokens[modality].grad, exact.grad, *PATH, *PATH)
 
 
 @pytest.mark.parametrize("opts", [DISTINCT, (*DISTINCT, "MODEL.SDTPS_PROJECTION", True, "MODEL.HDM", True,
@@ -64,4 +70,4 @@ def test_the_quality_of_its_selection_is_that_of_the_score():
     for modality in MODALITIES:
         assert list(found[modality]) == ["score"]
         expected = torch.stack([torch.stack(cues.distinctness(sample)) for sample in context.tokens[modality].double()])
-        assert relative_error(found[modality]["score"], expected) < 1e-5
+        assert_close(found[modality]["score"], expected, *SCORE, scale=1.0)  # 1 - cosine

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from browser import headless
-from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for, contents
+from commands import CONFIG, ONE_LINE, assert_same_hits, checkpoint_file, cli_args_for, contents
 from PIL import Image
 from reference import search as reference
 from test_files import full_disk
@@ -79,23 +79,23 @@ def test_hits_are_those_of_the_extractors_features(searched, weights, place, pat
     assert header == ["query", "rank", "gallery", "distance"]
     lines = [(f"query/RGB/{query}", str(rank), f"gallery/RGB/{name}", distance)
              for query, hits in zip(sides[0], expected, strict=True) for rank, (distance, name) in enumerate(hits, start=1)]
-    assert [tuple(row[:3]) for row in rows] == [line[:3] for line in lines]
-    assert [float(row[3]) for row in rows] == pytest.approx([line[3] for line in lines], abs=1e-5)
+    assert_same_hits(rows, lines)
 
 
 @pytest.mark.slow
 def test_one_image_is_searched_for_with_its_siblings(searched, place, monkeypatch):
     searched("--csv", "all.csv", "--top", "5")
     expected = [row for row in rows_of("all.csv") if "<i>&1" in row[0]]
-    for number, image in enumerate(("query/RGB/<i>&1.jpg", place / "query" / "TI" / "<i>&1.jpg")):
+    for number, image in enumerate((expected[0][0], place / "query" / "TI" / "<i>&1.jpg")):
         code, stdout, stderr = searched("--csv", f"{number}.csv", query=image)
         assert code == 0 and "no change" in stdout, stderr
-        assert [row[1:3] for row in rows_of(f"{number}.csv")[1:]] == [row[1:3] for row in expected]
+        alone = [[expected[0][0], *row[1:]] for row in rows_of(f"{number}.csv")[1:]]
+        assert_same_hits(alone, expected)
     monkeypatch.chdir(place / "query" / "RGB")
     code, stdout, stderr = searched(query="<i>&1.jpg", gallery="../../gallery")
     assert code == 0, stderr
     printed = [line.split("/")[-1] for line in stdout.splitlines() if "/gallery/" in line]
-    assert printed == [row[2].split("/")[-1] for row in expected]
+    assert printed == [row[2].split("/")[-1] for row in alone]
 
 
 @pytest.mark.slow
@@ -108,9 +108,7 @@ def test_the_index_follows_the_gallery(searched, place):
     code, stdout, stderr = searched("--index", "kept", "--csv", "grown.csv")
     assert code == 0 and stdout.splitlines()[0] == "Index kept: 5 triplets (1 new, 1 changed, 1 removed)", stderr
     searched("--index", "fresh", "--csv", "fresh.csv")
-    grown, fresh = rows_of("grown.csv"), rows_of("fresh.csv")
-    assert [row[:3] for row in grown] == [row[:3] for row in fresh]
-    assert [float(row[3]) for row in grown[1:]] == pytest.approx([float(row[3]) for row in fresh[1:]], abs=1e-5)
+    assert_same_hits(*(rows_of(f"{name}.csv")[1:] for name in ("grown", "fresh")))
 
 
 def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch):
@@ -215,7 +213,7 @@ def test_images_that_cannot_be_read_are_all_named_and_the_others_kept(searched, 
     code, stdout, stderr = searched("--index", "kept", "--csv", "hits.csv")
     assert code == 0 and stdout.splitlines()[0] == "Index kept: 5 triplets (2 new)", stderr
     searched("--index", "fresh", "--csv", "fresh.csv")
-    assert [row[:3] for row in rows_of("hits.csv")] == [row[:3] for row in rows_of("fresh.csv")]
+    assert_same_hits(*(rows_of(f"{name}.csv")[1:] for name in ("hits", "fresh")))
 
 
 @pytest.mark.parametrize("limit", [None, 1000], ids=["an image of the page", "the disk"])

@@ -4,6 +4,9 @@ import re
 
 import pytest
 import torch
+from numeric import assert_close, generator, seeded
+from reference import seps as reference
+from test_seps_network import PATH
 
 from demo_sdtps.benchmarks.rows import peak_memory
 from demo_sdtps.benchmarks.seps import _evaluate_drawn
@@ -23,7 +26,7 @@ def test_memory_does_not_grow_with_the_captions():
 
 
 def test_dual_aggregation_is_the_sum_of_two():
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     dual, single = DualTokenAggregation(20, 3), TokenAggregation(20, 3)
     torch.nn.init.constant_(dual.scale, 1.7)
     sides = []
@@ -33,21 +36,26 @@ def test_dual_aggregation_is_the_sum_of_two():
         tokens, decision = torch.randn(2, 5, 20), torch.tensor([[1.0, 1, 0, 1, 1], [1, 0, 0, 0, 1]])
         sides.append((tokens, decision, single(tokens, decision).detach()))
     (sparse, sparse_decision, first), (dense, dense_decision, second) = sides
-    torch.testing.assert_close(dual(sparse, sparse_decision), first)
-    torch.testing.assert_close(dual(sparse, sparse_decision, dense, dense_decision), first + second)
+    # The same operations.
+    assert torch.equal(dual(sparse, sparse_decision), first)
+    assert torch.equal(dual(sparse, sparse_decision, dense, dense_decision), first + second)
 
 
 @pytest.mark.parametrize("paper", [False, True])
 def test_the_ratio_loss_steers_nothing_with_gumbel_either(paper):
     """A softmax sums to 1 whatever the scores are."""
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     network = CrossSparseAggrNet(**NARROW, use_paper_version=paper, use_gumbel_softmax=True).train()
     _, masks = network(torch.randn(3, 9, 20), torch.randn(2, 4, 20), torch.tensor([4, 2]), torch.randn(2, 6, 20), [6, 3])
     loss = RatioLoss(target_ratio=0.3)(masks)
     assert loss > 0.01 and loss.requires_grad == paper  # the open version's scores have no parameters
     if paper:
+        for mask in masks:
+            mask.retain_grad()
         loss.backward()
-        assert all(parameter.grad.abs().max() < 1e-8 for parameter in network.sparse_net_cap.parameters())
+        of_masks = float(masks[0].grad.abs().max())
+        for parameter in network.sparse_net_cap.parameters():  # a sum over the patches of all pairs, each times its softmax
+            assert_close(parameter.grad, torch.zeros_like(parameter), 9, 2 * 3 * 9, scale=of_masks)
 
 
 @pytest.mark.parametrize(("name", "value"), [("beta", -1), ("beta", 0.6), ("top_k", 0), ("embed_size", 4), ("gumbel_tau", 0),
@@ -77,9 +85,16 @@ def test_scores_that_are_no_square(scores, ids):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("paper", [False, True])
 def test_other_precisions(dtype, paper):
-    torch.manual_seed(0)
-    network = CrossSparseAggrNet(**NARROW, use_paper_version=paper).eval()
-    tokens, words = torch.randn(3, 9, 20), torch.randn(2, 4, 20)
-    expected = network(tokens, words, [4, 2])
-    found = network.to(dtype)(tokens.to(dtype), words.to(dtype), [4, 2])
-    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1 if dtype is torch.bfloat16 else 1e-5)
+    """Of patches along the captions, which are kept, and against them."""
+    torch.manual_seed(seeded())
+    network = CrossSparseAggrNet(**NARROW, use_paper_version=paper).eval().to(dtype)
+    draws = generator()
+    ways = torch.tensor([1.0, -1, 1, 1, -1, 1, -1, 1, -1])[:, None]
+    tokens, words = (way + 0.3 * torch.randn(*size, 20, generator=draws) for way, size in ((ways, (3, 9)), (1, (2, 4))))
+    inputs = tokens.to(dtype), words.to(dtype), [4, 2]
+    expected, _ = reference.similarities(
+        {name: value.double() for name, value in network.state_dict().items()}, *(part.double() for part in inputs[:2]), [4, 2],
+        paper=paper, dual=True, sparse_ratio=0.5, aggr_ratio=0.4)
+    # The MLPs of scores, weights and relevance round to the module's precision, after sums in float32 as all the rest.
+    lengths, coarsest = ([1] * 12, dtype) if dtype is torch.bfloat16 else (PATH, torch.float32)
+    assert_close(network(*inputs), expected, *lengths, dtype=coarsest)

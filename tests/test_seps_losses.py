@@ -2,6 +2,7 @@
 import pytest
 import torch
 from golden_cases import load_case, relative_error
+from numeric import assert_close, generator
 from reference import seps as reference
 from test_losses import with_gradient
 
@@ -11,12 +12,24 @@ VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", 
 IDS = pytest.mark.parametrize("img_ids", [None, [0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]], ids=str)
 
 
-def draw(seed, batch=6, patches=10):
-    """Similarities (B, B), some of whose excesses are above 0 and some below, and masks of 0 and 1 (B, B, N), soft ones too."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = 0.3 * torch.randn(batch, batch, generator=generator) + 0.4 * torch.eye(batch)
-    hard = [(torch.rand(batch, batch, patches, generator=generator) < share).float() for share in (0.3, 0.6)]
-    return scores, hard, [torch.rand(batch, batch, patches, generator=generator) for _ in range(2)]
+BATCH = 6
+SUMS = (2, 2 * BATCH ** 2, 100, 3)
+"""Lengths on the way to a loss: an excess, their sum; a mean minus its target, which is up to ten times less and so has the
+error of 100 roundings; the weighted sum."""
+
+
+def draw(seed, patches=10):
+    """Similarities (B, B), some of whose excesses are above 0 and some below, and masks of 0 and 1 (B, B, N), soft ones too.
+
+    Similarities are different multiples of 1/32, the diagonal's by a half more, so that no two excesses of a row are equal and
+    none is 0. Masks are multiples of 1/64, whose sums are exact, with means far from the targets.
+    """
+    draws = generator(seed)
+    places = torch.randperm(BATCH ** 2, generator=draws).view(BATCH, BATCH)
+    scores = (places - BATCH ** 2 / 2 + 12.5 * torch.eye(BATCH)) / 32
+    uniform = torch.rand(4, BATCH, BATCH, patches, generator=draws)
+    hard = [(uniform[place] < share).float() for place, share in enumerate((0.2, 0.8))]
+    return scores, hard, [(64 * uniform[place] ** power).round() / 64 for place, power in ((2, 3), (3, 1 / 3))]
 
 
 def as_tensor(img_ids):
@@ -25,11 +38,14 @@ def as_tensor(img_ids):
 
 def assert_equal(found, expected):
     """(value, gradient) of both, the gradient of zeros exactly."""
-    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5, abs=1e-9)
-    if expected[1].eq(0).all():
-        assert found[1].eq(0).all()
-    else:
-        assert relative_error(found[1], expected[1]) < 1e-5
+    assert_value(found[0], expected[0])
+    assert_close(found[1], expected[1], *SUMS)
+
+
+def assert_value(found, expected):
+    """Of similarities of up to 1."""
+    assert found.shape == ()
+    assert_close(found, expected, *SUMS, scale=max(1.0, float(expected)))
 
 
 @VIOLATION
@@ -78,9 +94,9 @@ def test_pairs_of_one_image_are_no_negatives():
 
 def test_the_hardest_negative_alone_counts():
     scores = torch.tensor([[1.0, 0.9, 0.95], [0.0, 1.0, 0.85], [0.0, 0.0, 1.0]])
-    assert float(ContrastiveLoss()(scores)) == pytest.approx((0.1 + 0.15 + 0.05) * 2)
+    assert_value(ContrastiveLoss()(scores), (0.1 + 0.15 + 0.05) * 2)
     # Rows: 0.15 and 0.05; columns: 0.1 and the larger of 0.15 and 0.05.
-    assert float(ContrastiveLoss(max_violation=True)(scores)) == pytest.approx(0.15 + 0.05 + 0.1 + 0.15)
+    assert_value(ContrastiveLoss(max_violation=True)(scores), 0.15 + 0.05 + 0.1 + 0.15)
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
@@ -115,7 +131,7 @@ def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violati
     expected = reference.whole(scores.double(), exact, img_ids, **arguments)
     assert len(found) == 3
     for one, other in zip(found, expected, strict=True):
-        assert one.shape == () and float(one) == pytest.approx(float(other), rel=1e-5, abs=1e-9)
+        assert_value(one, other)
     assert_equal(with_gradient(lambda leaf: SEPSLoss(**arguments)(leaf, mask, as_tensor(img_ids))[0], scores),
                  with_gradient(lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()))
 
@@ -123,9 +139,9 @@ def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violati
 def test_defaults():
     scores, (sparse, dense), _ = draw(7)
     found = SEPSLoss()(scores, (sparse, dense))
-    assert [float(value) for value in found] == pytest.approx(
-        [float(value) for value in reference.whole(scores, (sparse, dense))], rel=1e-5)
-    assert float(found[0]) == pytest.approx(float(found[1] + 2 * found[2]))
+    for one, other in zip(found, reference.whole(scores.double(), (sparse.double(), dense.double())), strict=True):
+        assert_value(one, other)
+    assert_close(found[0], float(found[1]) + 2 * float(found[2]), 2)
 
 
 def test_set_max_violation():
@@ -145,5 +161,5 @@ def test_masks_get_a_gradient_where_they_are_soft():
     leaves = [sparse.clone().requires_grad_(), dense.clone().requires_grad_()]
     SEPSLoss()(scores, tuple(leaves))[0].backward()
     for leaf in leaves:
-        expected = 2 * 2.0 * (leaf.detach().mean() - 0.5) / leaf.numel()
-        assert torch.allclose(leaf.grad, expected.expand_as(leaf), rtol=1e-4, atol=0)
+        expected = 2 * 2.0 * (leaf.detach().double().mean() - 0.5) / leaf.numel()
+        assert_close(leaf.grad, expected.expand_as(leaf), *SUMS)

@@ -7,7 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from commands import CONFIG, FEATURES, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from numeric import assert_close, numpy_generator
 from reference import ranking
 from test_metrics import assert_same, random_case
 
@@ -57,8 +58,8 @@ def test_shards_hold_what_the_file_holds(export, tmp_path, words):
     assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
     shards, expected = open_shards(tmp_path / "x", check=True), np.load(tmp_path / "x.npz")
     features, paths = rows_of(shards)
-    # Batches of other sizes differ by rounding.
-    assert isinstance(shards.features(0), np.memmap) and np.allclose(features, expected["features"], rtol=1e-5, atol=1e-6)
+    assert isinstance(shards.features(0), np.memmap)
+    assert_close(features, expected["features"], *FEATURES, *FEATURES)  # batches of other sizes differ by the roundings of both
     assert [[os.fsdecode(path) for path in line] for line in paths] == expected["paths"].tolist()
     assert shards.starts.tolist() == [0, 12, 24, 32] and len(shards) == 32 and shards.width == features.shape[1]
     for name in ("ids", "cams", "scenes"):
@@ -217,15 +218,14 @@ def test_a_folder_without_features_is_refused(tmp_path):
 def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     """Blocks smaller than a shard, and rows from some shards only."""
     monkeypatch.setattr(feature_sets, "BLOCK_ELEMENTS", 5 * 8)
-    generator = np.random.default_rng()
-    features = generator.standard_normal((30, 8)).astype(dtype)
+    features = numpy_generator(1).standard_normal((30, 8)).astype(dtype)
     found = open_features(write(tmp_path / "x", features, range(30), range(30)))
-    whole = torch.nn.functional.normalize(torch.from_numpy(features).float()).numpy()
+    whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
     blocks = list(found.features)
     assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(found) == 30
-    assert np.array_equal(np.concatenate([block for _, block in blocks]), whole)
+    assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
     for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
-        assert np.array_equal(found.features.take(rows), whole[rows])
+        assert_close(found.features.take(rows), whole[rows], 8, 1)
     assert [found.names[row] for row in (0, 11, 12, 29)] == ["0.jpg", "11.jpg", "12.jpg", "29.jpg"] and len(found.names) == 30
     plain = open_features(tmp_path / "x", normalise=False)
     assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
@@ -240,7 +240,7 @@ def stack_of(features, size):
 def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
     monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
-    query, gallery, *labels = random_case(torch.seed() % 2**32, identities=12, dim=3)
+    query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
     found = evaluate_stream(query, stack_of(gallery, size), labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
@@ -249,11 +249,9 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
 
 
 def test_a_streamed_ranking_of_random_features():
-    query, gallery, *labels = random_case(torch.seed() % 2**32, dim=64)
+    query, gallery, *labels = random_case(16, dim=64)
     found = evaluate_stream(query, stack_of(gallery, 13), labels[:2], labels[2:])
-    expected = evaluate_ranking(query, gallery, *labels)
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-3)
-    assert torch.allclose(found.cmc, expected.cmc, atol=1.01 / len(query))
+    assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
 
 
 def test_what_a_stream_refuses():
@@ -270,9 +268,9 @@ def test_what_a_stream_refuses():
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
     monkeypatch.setattr(feature_sets, "BLOCK_ELEMENTS", 100)
-    generator = np.random.default_rng()
-    gallery = generator.standard_normal((40, 16)).astype(np.float16)
-    gallery[28:] = gallery[generator.integers(0, 28, 12)]
+    draws = numpy_generator(2)
+    gallery = draws.standard_normal((40, 16)).astype(np.float16)
+    gallery[28:] = gallery[draws.integers(0, 28, 12)]
     found = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
     queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
     whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())

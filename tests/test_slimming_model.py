@@ -1,10 +1,10 @@
 """Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, controls, position maps."""
 import pytest
 import torch
-from golden_cases import relative_error
+from numeric import assert_close, assert_order, generator, tolerance
 from reference.cues import distinctness
 from test_fast_model import COMPILES, IN_THE_COMPILER
-from tiny import CAMERAS, CLASSES, PATCHES, random_images, tiny_cfg, tiny_model
+from tiny import CAMERAS, CLASSES, ENCODER, PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
@@ -24,6 +24,8 @@ COUNTS = (16, 12)
 PLAIN = ("MODEL.USE_SDTPS", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
+SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
+"""Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
 EVERY_SCORE = pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
                                                 for score in SCORES])
@@ -35,8 +37,12 @@ def slim_model(score="distinctness", *opts):
 
 def with_masks(images, seed=0):
     height, width = images["RGB"].shape[2:]
-    generator = torch.Generator().manual_seed(seed)
-    return images | {MASK: (torch.rand(len(images["RGB"]), 1, height, width, generator=generator) > 0.5).float()}
+    return images | {MASK: (torch.rand(len(images["RGB"]), 1, height, width, generator=generator(seed)) > 0.5).float()}
+
+
+def exact(images):
+    """In float64, where the tokens have no roundings that change what is kept."""
+    return {name: image.double() for name, image in images.items()}
 
 
 def trained(model, seed=7):
@@ -49,60 +55,78 @@ def trained(model, seed=7):
     return model.eval()
 
 
+def alike(one, other, score):
+    """Which triplets (B,) keep the same patches in two contexts; those of the others differ by roundings of the score."""
+    found = torch.ones(len(one.tokens["RGB"]), dtype=torch.bool)
+    for stage, same in zip(one.stages, other.stages, strict=True):
+        for name in MODALITIES:
+            for row in (found & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten():
+                scores = stage.score[name][row]
+                order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
+                # editor's scores are twice a rank.
+                allowed = 2 if score == "editor" else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
+                found[row] = False
+    return found
+
+
 @EVERY_SCORE
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
     shared = score not in ("supervised", "learned", "tome")
-    model = trained(slim_model(score, "MODEL.SLIM_SHARED", shared, *FUSION))
+    # What tome merges into which patch is not recorded, and depends on roundings where two are equally alike.
+    model = trained(slim_model(score, "MODEL.SLIM_SHARED", shared, "MODEL.SLIM_MERGE", score != "tome", *FUSION)).double()
     images, _ = random_images(1, batch=5)
-    images, cameras = with_masks(images), torch.tensor([3, 1, 1, 3, 1])
+    images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = model.encode_cases(images, cameras, CASES)
     for missing, found in zip(CASES, together, strict=True):
         zeroed = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
         noise = {name: torch.randn_like(image) if name in missing else image for name, image in images.items()}
         alone = [model.encode(zeroed, cameras, missing), *model.encode_cases(noise, cameras, [missing])]
         for other in alone:
-            for stage, same in zip(found.stages, other.stages, strict=True):
-                assert all(torch.equal(stage.kept[name], same.kept[name]) for name in MODALITIES), missing
+            rows = alike(found, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
-                    assert relative_error(getattr(other, part)[name], getattr(found, part)[name]) < 1e-5
+                    assert_close(getattr(other, part)[name][rows], getattr(found, part)[name][rows], *SCORE, *SCORE)
         assert found.missing == missing and all(found.places[name] is found.stages[-1].kept[name] for name in MODALITIES)
 
 
 @torch.no_grad()
 def test_absent_modalities_have_no_say_in_a_shared_set():
     """The first stage's set is that of the summed distinctness of the others, written out."""
-    model = slim_model().eval()
+    model = slim_model().eval().double()
     images, cameras = random_images(2)
+    images = exact(images)
     stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)[:, 1:].unflatten(0, (3, 4))
     for missing in CASES:
         context, = model.encode_cases(images, cameras, [missing])
         for row in range(4):
-            scores = [torch.tensor(distinctness(stem[index, row])) for index, name in enumerate(MODALITIES)
-                      if name not in missing]
-            best = sorted(sum(scores).argsort(descending=True)[:COUNTS[0]].tolist())
-            assert all(context.stages[0].kept[name][row].tolist() == best for name in MODALITIES)
+            scores = sum(torch.tensor(distinctness(stem[index, row]), dtype=torch.double)
+                         for index, name in enumerate(MODALITIES) if name not in missing)
+            first, *others = (context.stages[0].kept[name][row] for name in MODALITIES)
+            assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
+            assert_order(first[scores[first].argsort(descending=True)], -scores, tolerance(*SCORE) * len(MODALITIES))
 
 
 @pytest.mark.parametrize("score", QUICKEST)
 @torch.no_grad()
 def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
-    model = trained(slim_model(score))
+    model = trained(slim_model(score)).double()
     images, cameras = random_images(3, batch=7)
-    images = with_masks(images)
+    images = exact(with_masks(images))
     found = []
     for size in (1000, 7, 1):
         monkeypatch.setattr(base, "CHUNK", size)
         found.append(model.encode(images, cameras))
     for other in found[1:]:
+        rows = alike(found[0], other, score)
         for name in MODALITIES:
-            assert torch.equal(other.places[name], found[0].places[name])
-            assert relative_error(other.global_feats[name], found[0].global_feats[name]) < 1e-5
+            assert torch.equal(other.places[name][rows], found[0].places[name][rows])
+            assert_close(other.global_feats[name][rows], found[0].global_feats[name][rows], *SCORE, *SCORE)
             for one, same in zip(found[0].stages, other.stages, strict=True):
-                assert torch.equal(one.mask(name, PATCHES), same.mask(name, PATCHES))
-                assert torch.allclose(one.score[name], same.score[name], rtol=1e-4, atol=1e-5)
+                assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
+                assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
 
 
 def test_gradients_with_a_batch_larger_than_a_chunk():
@@ -143,24 +167,26 @@ def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
 
 @pytest.mark.parametrize("score", ["distinctness", "supervised"])
 def test_pife_weighted_by_the_score(score):
-    model = slim_model(score, "MODEL.PIFE_WEIGHTED", "True").train()
+    model = slim_model(score, "MODEL.PIFE_WEIGHTED", "True").train().double()
     images, cameras = random_images(5)
-    context = model.encode(images, cameras)
+    context = model.encode(exact(images), cameras)
     stage = context.stages[-1]
     for name in MODALITIES:
         scores = torch.stack([stage.score[name][row][torch.isin(stage.scored[name][row], kept)]
-                              for row, kept in enumerate(stage.kept[name])])
+                              for row, kept in enumerate(stage.kept[name])]).double()
         weights = scores.sigmoid() if score == "supervised" else \
             (scores - scores.amin(1, True)) / (scores.amax(1, True) - scores.amin(1, True))
+        weights = weights + 1e-6
         mean = (weights[..., None] * context.tokens[name]).sum(1) / weights.sum(1, True)
         expected = model.pife.reduce[name](torch.cat([context.class_tokens[name], mean], dim=1))
-        assert relative_error(context.global_feats[name].detach(), expected.detach()) < 1e-4
+        assert_close(context.global_feats[name], expected, 4, COUNTS[1], COUNTS[1])
 
 
 def test_a_mean_without_weights_is_plain():
-    tokens = torch.randn(2, 5, 3)
-    assert torch.allclose(weighted_mean(tokens, torch.zeros(2, 5)), tokens.mean(dim=1), atol=1e-6)
-    assert torch.allclose(weighted_mean(tokens, torch.tensor([[0., 2, 0, 0, 0]]).expand(2, 5)), tokens[:, 1], atol=1e-4)
+    tokens = torch.randn(2, 5, 3, generator=generator())
+    assert_close(weighted_mean(tokens, torch.zeros(2, 5)), tokens.double().mean(dim=1), 5, 5, scale=float(tokens.abs().max()))
+    found = weighted_mean(tokens, torch.tensor([[0., 2, 0, 0, 0]]).expand(2, 5))
+    assert (found - tokens[:, 1]).abs().max() < 1e-5 * tokens.abs().max()  # 1e-6 of each of the five over their sum, 2
 
 
 def test_the_mask_as_the_score_keeps_the_patches_on_it():
@@ -175,7 +201,7 @@ def test_the_mask_as_the_score_keeps_the_patches_on_it():
     for row in range(4):
         within = mask[row, 0].unflatten(0, (8, 8)).unflatten(2, (4, 8)).mean(dim=(1, 3)).flatten()
         for stage in context.stages:
-            assert torch.allclose(stage.score["RGB"][row], 3 * within[stage.scored["RGB"][row]])
+            assert torch.equal(stage.score["RGB"][row], 3 * within[stage.scored["RGB"][row]])  # multiples of 1/64
         on_it = set(within.nonzero().flatten().tolist())
         assert len(on_it) == 8 and on_it <= set(context.places["NI"][row].tolist())
 
@@ -197,21 +223,22 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     """Places that come in some batches only, and one without evidence at first."""
     monkeypatch.setattr(position, "MOMENTUM", least := 0.05)
     score = Position(tiny_cfg(), 8, (3, 2)).train()
-    expected, batches, generator = [0.0] * 6, [0] * 6, torch.Generator().manual_seed(0)
+    expected, batches, draws = [0.0] * 6, [0] * 6, generator()
     for step in range(int(1.5 / least)):
-        tokens = {name: torch.randn(2, 3, 8, generator=generator) for name in MODALITIES}
+        tokens = {name: torch.randn(2, 3, 8, generator=draws) for name in MODALITIES}
         chosen = torch.tensor([0, 1, 2, 3, 4] if step % 3 else [0, 1, 5])
-        order = torch.rand(3, 2, len(chosen), generator=generator).argsort(dim=-1)[..., :3]
+        order = torch.rand(3, 2, len(chosen), generator=draws).argsort(dim=-1)[..., :3]
         places = dict(zip(MODALITIES, chosen[order].sort(dim=-1).values, strict=True))
         score.scores(Context(tokens, {}, (3, 2), places=places))
         for place in range(6):
-            seen = [distinctness(tokens[name][row])[patch] for name in MODALITIES for row in range(2)
+            seen = [distinctness(tokens[name][row].double())[patch] for name in MODALITIES for row in range(2)
                     for patch in range(3) if places[name][row, patch] == place]
             if seen:
                 batches[place] += 1
                 rate = max(1 / batches[place], least)
                 expected[place] += rate * (float(sum(seen)) / len(seen) - expected[place])
-    assert torch.allclose(score.map, torch.tensor(expected), atol=1e-5) and score.updates.tolist() == batches
+    assert_close(score.map, expected, 3, 8, 8, 6, 3 * int(1.5 / least))
+    assert score.updates.tolist() == batches
     before = score.map.clone()
     found = score.eval().scores(Context(tokens, {}, (3, 2), places=places))
     assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
@@ -221,14 +248,14 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
 
 
 def test_running_distinctness_is_from_the_mean_patch_of_the_images_so_far():
-    score, generator = RunningDistinctness(tiny_cfg(), 8, (3, 2)).train(), torch.Generator().manual_seed(0)
-    batches = [{name: torch.randn(2, 6, 8, generator=generator) for name in MODALITIES} for _ in range(3)]
+    score, draws = RunningDistinctness(tiny_cfg(), 8, (3, 2)).train(), generator()
+    batches = [{name: torch.randn(2, 6, 8, generator=draws) for name in MODALITIES} for _ in range(3)]
     for tokens in batches:
         found = score.scores(Context(tokens, {}, (3, 2)))
     for name in MODALITIES:
         patches = torch.cat([tokens[name] for tokens in batches]).double()
         expected = 1 - torch.cosine_similarity(batches[-1][name].double(), patches.mean(dim=(0, 1)), dim=-1)
-        assert torch.allclose(found[name].double(), expected, atol=1e-5)
+        assert_close(found[name], expected, 2 * 6, 3 * 3, 8, 8)
 
 
 @torch.no_grad()
@@ -237,7 +264,8 @@ def test_a_mean_mask_of_places_that_are_seldom_foreground():
     images, cameras = random_images(9)
     for step in range(4):
         model({**images, MASK: torch.full((4, 1, 64, 32), float(step == 3))}, cameras)
-    assert torch.allclose(model.slimming.scores[0].map, torch.tensor(0.25))
+    found = model.slimming.scores[0].map
+    assert_close(found, torch.full_like(found, 0.25), 4 * 3)
 
 
 @EVERY_SCORE
@@ -296,18 +324,18 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @COMPILES
 @pytest.mark.parametrize("score", ["attention", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
-    eager, compiled = (trained(slim_model(score)) for _ in range(2))
+    eager, compiled = (trained(slim_model(score)).double() for _ in range(2))
     compile_model(compiled, torch.device("cpu"))
     images, cameras = random_images(12)
-    images = with_masks(images)
+    images = exact(with_masks(images))
     features = []
     for model in (eager, compiled):
         with inference(model, None):
             features.append(model(images, cameras))
-    assert relative_error(*features) < 1e-4
+    assert_close(*features, *ENCODER, *ENCODER)
     gradients = []
     for model in (eager, compiled):
         outputs = model.train()(images, cameras)
         loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
         gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
-    assert relative_error(*gradients) < 1e-3
+    assert_close(*gradients, *4 * ENCODER)

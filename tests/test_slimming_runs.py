@@ -1,14 +1,18 @@
 """Runs with slimming: training by the commands, going on, two processes, and the sentence for every mistake."""
 import json
+from itertools import count
 
+import numeric
 import pytest
 import torch
 import two_processes
+from choices import margins
 from commands import BASELINE, CONFIG, ONE_LINE, SMALL, cli_args_for, records_of
 from config_files import error
 from interrupted import EVERY_STEP, assert_same, at, call, kill
 from launch import torchrun
-from test_distributed import STILL
+from numeric import assert_close, tolerance
+from test_distributed import STILL, roundings
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
@@ -50,18 +54,25 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("score", ["supervised", "position"])
-def test_two_processes_step_like_one(tmp_path, score):
-    """Losses against masks, and the map over the batches of both."""
+def test_two_processes_step_like_one(tmp_path, monkeypatch, score):
+    """Losses against masks, and the map over the batches of both; with the first seed by which patches are chosen clearly."""
     opts = [*SMALL, *STILL, *SLIM, "MODEL.SLIM_SCORE", score]
+    lengths = roundings(two_processes.STEPS)
+    for seed in count(numeric.TEST_SEED, 1000):
+        monkeypatch.setattr(numeric, "TEST_SEED", seed)
+        with margins() as found:
+            alone = two_processes.steps(load_cfg(BASELINE, opts))
+        if min(found) > tolerance(*lengths):
+            break
+    monkeypatch.setenv("TEST_SEED", str(seed))
     done = torchrun("tests/two_processes.py", tmp_path, BASELINE, *opts)
     assert done.returncode == 0, done.stderr
-    alone = two_processes.steps(load_cfg(BASELINE, opts))
     for rank in (0, 1):
         shared = torch.load(tmp_path / f"{BASELINE.stem}_{rank}.pth")
-        assert shared["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+        assert_close(shared["losses"], alone["losses"], *lengths)
         assert shared["state"].keys() == alone["state"].keys()
         for name, value in alone["state"].items():
-            torch.testing.assert_close(shared["state"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+            assert_close(shared["state"][name], value, *lengths)
 
 
 def slim(blocks, keep, *more):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numeric import numpy_generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -178,8 +179,9 @@ def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
 
 
 def test_night_comes_from_the_camera_alone():
-    rates = [np.mean([is_night(camera, np.random.default_rng(seed)) for seed in range(200)]) for camera in range(4)]
-    assert rates == pytest.approx([camera.night_rate for camera in CAMERAS], abs=0.1)
+    draws = 2000
+    rates = [np.mean([is_night(camera, numpy_generator(seed)) for seed in range(draws)]) for camera in range(4)]
+    assert rates == pytest.approx([camera.night_rate for camera in CAMERAS], abs=6 * 0.5 / draws**0.5)  # standard errors
     assert 0 < np.mean(rates) < 1
 
 

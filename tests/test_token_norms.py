@@ -5,6 +5,7 @@ import statistics
 import pytest
 import torch
 from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for
+from numeric import generator, tolerance
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.evaluation.selection import average_precision
@@ -13,10 +14,10 @@ from demo_sdtps.tools import token_norms
 
 @pytest.mark.parametrize("seed", range(3))
 def test_measures_like_the_slow_ones(seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(2, 101, 5, generator=generator)
+    draws = generator(seed)
+    tokens = torch.randn(2, 101, 5, generator=draws)
     tokens[:, :3] *= 20
-    on_person = torch.rand(2, 101, generator=generator) < 0.4
+    on_person = torch.rand(2, 101, generator=draws) < 0.4
     on_person[:, 0], on_person[:, 1] = False, True
     found = token_norms.measures(tokens, on_person)
     for image, (vectors, mask) in enumerate(zip(tokens.tolist(), on_person.tolist(), strict=True)):
@@ -31,14 +32,20 @@ def test_measures_like_the_slow_ones(seed):
         limit = sorted(norms)[-2]  # two of 101 are left out
         weights = {"distinctness": [1] * 101, "without the largest": [norm < limit for norm in norms],
                    "of equal norm": [1 / norm for norm in norms]}
+        roundings = tolerance(101, 5, 5)
+        allowed = {name: roundings * value for name, value in expected.items()}
         for name, weight in weights.items():
             mean = [sum(w * vector[c] for w, vector in zip(weight, vectors, strict=True)) for c in range(5)]
             cosines = [sum(a * b for a, b in zip(vector, mean, strict=True)) / norm / sum(a * a for a in mean) ** 0.5
                        for vector, norm in zip(vectors, norms, strict=True)]
-            expected[f"AP {name}"] = average_precision(1 - torch.tensor([cosines]), on_person[image:image + 1])[0].item()
+            scores = 1 - torch.tensor([cosines], dtype=torch.double)
+            expected[f"AP {name}"] = average_precision(scores, on_person[image:image + 1])[0].item()
+            # Two neighbours in the order that differ by roundings may change places, worth half of the share of one patch.
+            equal = scores.sort().values.diff().lt(roundings).sum().item()
+            allowed[f"AP {name}"] = 1e-12 + equal / 2 / sum(mask)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
-            assert found[name][image].item() == pytest.approx(value, abs=1e-5), name
+            assert found[name][image].item() == pytest.approx(value, rel=0, abs=allowed[name]), name
 
 
 def test_every_block_is_measured(tiny_root, tmp_path, command):

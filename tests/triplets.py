@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from numeric import generator
 
 from demo_sdtps.config import UserError, load_cfg
 
@@ -50,7 +51,16 @@ def epoch_of(sampler, epoch):
 
 
 def random_image(height=32, width=16, seed=0):
-    return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=generator(seed))
+
+
+SCALED = (1, 1, 1)
+"""The roundings of a normalised pixel (tests/numeric.py)."""
+
+
+def normalised(image):
+    """A uint8 image with values from -1 to 1, in float64."""
+    return (image.double() / 255 - 0.5) / 0.5
 
 
 def states():

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from numeric import seeded
 from pytest import approx
 from triplets import random_image
 
@@ -17,6 +18,9 @@ from demo_sdtps.engine.evaluation.protocol import exclude_key
 from effects.base import effect, is_reported
 
 PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")
+
+HALF = approx(200, abs=60)
+"""Of 400 draws, to six standard errors."""
 
 
 def training_loader(cfg):
@@ -94,7 +98,7 @@ def shape_of_an_image_in_evaluation(cfg):
 def distinct(cfg, draws):
     """Distinct training images that come of one image."""
     transform, image = TrainTransform(cfg), random_image()
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     return {transform(image).numpy().tobytes(): None for _ in range(draws)}
 
 
@@ -103,19 +107,19 @@ def places_of_the_crop(cfg):
     return len(distinct(cfg, 400))
 
 
-@effect("INPUT.PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[2:])
+@effect("INPUT.PROB", {"0": 0, "0.5": HALF, "1": 400}, *PLAIN[2:])
 def mirrored_of_400(cfg):
     transform, image = TrainTransform(cfg), random_image()
     mirrored = test_transform(cfg)(image.flip(2))
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     return sum(torch.allclose(transform(image), mirrored, atol=1e-6) for _ in range(400))
 
 
-@effect("INPUT.RE_PROB", {"0": 0, "0.5": approx(200, abs=40), "1": 400}, *PLAIN[:2], *PLAIN[4:])
+@effect("INPUT.RE_PROB", {"0": 0, "0.5": HALF, "1": 400}, *PLAIN[:2], *PLAIN[4:])
 def erased_of_400(cfg):
     transform, image = TrainTransform(cfg), random_image()
     whole = test_transform(cfg)(image)
-    torch.manual_seed(0)
+    torch.manual_seed(seeded())
     return sum(not torch.allclose(transform(image), whole, atol=1e-6) for _ in range(400))
 
 

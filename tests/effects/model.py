@@ -2,13 +2,15 @@
 from dataclasses import replace
 
 import torch
+from numeric import assert_close, tolerance
 from pytest import approx
+from tiny import ENCODER, PATCHES
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
-from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, model_of
+from effects.base import CAMERAS, LABELS, MARK, WIDTH, are_most_unlike, effect, images_of, is_near, model_of
 
 HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
 
@@ -59,16 +61,19 @@ def the_camera_changes_the_features(cfg):
     return not torch.equal(model(images, cameras), model(images, (cameras + 1) % CAMERAS))
 
 
-@effect("MODEL.SIE_COE", {"0.5": approx(0.5), "3.0": approx(3.0)})
+@effect("MODEL.SIE_COE", {"0.5": approx(0.5, rel=100 * tolerance(4)), "3.0": approx(3.0, rel=100 * tolerance(4))})
 @torch.no_grad()
 def share_of_the_cameras_embedding_in_the_tokens(cfg):
+    """The rest of a token is less than a hundred times as long."""
     backbone = model_of(cfg).backbone.eval()
+    backbone.camera_embedding.normal_()
     seen = []
     backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     images = images_of(cfg)[0]["RGB"][:1]
     backbone(images.expand(2, -1, -1, -1), torch.tensor([2, 5]))
-    apart = (backbone.camera_embedding[5] - backbone.camera_embedding[2]).expand_as(seen[0][0])
-    return float((seen[0][1] - seen[0][0]).norm() / apart.norm())
+    first, second = seen[0].double()
+    apart = (backbone.camera_embedding[5] - backbone.camera_embedding[2]).double().expand_as(first)
+    return float((second - first).norm() / apart.norm())
 
 
 @effect("MODEL.FROZEN", {"False": (True, True), "True": (False, True)})
@@ -90,7 +95,8 @@ def the_globals_are_the_class_tokens(cfg):
     model = model_of(cfg).eval()
     images, cameras = images_of(cfg)
     global_feats = model.encode(images, cameras).global_feats
-    return all(torch.allclose(global_feats[modality], model.backbone(image, cameras)[1], atol=1e-5)
+    model.double()
+    return all(is_near(global_feats[modality], model.backbone(image.double(), cameras)[1], *ENCODER)
                for modality, image in images.items())
 
 
@@ -126,7 +132,7 @@ def hdm_sees_the_slimmed_tokens_or_all(cfg):
 @torch.no_grad()
 def heads_of_the_gates(cfg):
     gates = model_of(cfg).eval().atmoe.gates(torch.randn(3, 7, WIDTH))
-    assert torch.allclose(gates.sum(2), torch.ones(3, gates.shape[1]))
+    assert_close(gates.double().sum(2), torch.ones(3, gates.shape[1]), 7)
     return gates.shape[1]
 
 
@@ -155,8 +161,9 @@ def the_extra_token_is_a_mean_of_the_dropped(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     selection = model.select_tokens(context)["NI"]
-    weights = selection.score.masked_fill(selection.mask > 0, -torch.inf).softmax(dim=1)
-    return torch.allclose(selection.tokens[:, -1], torch.einsum("bn,bnc->bc", weights, context.tokens["NI"]), atol=1e-5)
+    weights = selection.score.double().masked_fill(selection.mask > 0, -torch.inf).softmax(dim=1)
+    mean = torch.einsum("bn,bnc->bc", weights, context.tokens["NI"].double())
+    return is_near(selection.tokens[:, -1], mean, PATCHES, PATCHES, PATCHES)
 
 
 @effect("MODEL.SDTPS_SCORE", {"published": False, "distinctness": True})
@@ -164,10 +171,7 @@ def the_extra_token_is_a_mean_of_the_dropped(cfg):
 def patches_unlike_the_mean_are_kept(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
-    tokens = context.tokens["TI"]
-    likeness = torch.cosine_similarity(tokens, tokens.mean(dim=1, keepdim=True), dim=2)
-    kept = model.select_tokens(context)["TI"].mask > 0
-    return bool((likeness.masked_fill(~kept, -1).amax(dim=1) <= likeness.masked_fill(kept, 1).amin(dim=1)).all())
+    return are_most_unlike(model.select_tokens(context)["TI"].mask > 0, context.tokens["TI"], PATCHES, WIDTH, WIDTH)
 
 
 @effect("MODEL.SDTPS_BETA", {"0.0": (True, False), "0.25": (True, True), "0.5": (False, True)})

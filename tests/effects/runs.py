@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from commands import records_of
+from numeric import tolerance
 from pytest import approx
 from tqdm import tqdm
 
@@ -140,8 +141,9 @@ def training_where_wandb_is_not_installed(cfg):
         return "told" if is_reported(check_tracking, cfg) else "goes on"
 
 
-@effect("SOLVER.GRAD_CLIP", {"0": "above 1", "0.5": approx(0.5, rel=1e-3)})
+@effect("SOLVER.GRAD_CLIP", {"0": "above 1", "0.5": approx(0.5, rel=tolerance(1_000_000))})
 def largest_norm_of_the_gradient(cfg):
+    """Of less than a million parameters."""
     largest = max(seen(cfg).norms)
     return "above 1" if largest > 1 else largest
 

@@ -1,10 +1,12 @@
 """MODEL.SLIM_…: what slimming in the backbone drops, by what, and what becomes of it."""
 import torch
+from numeric import tolerance
 from pytest import approx
+from tiny import ENCODER, PATCHES, WIDTH
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK
-from effects.base import effect, images_of, model_of
+from effects.base import are_most_unlike, effect, images_of, model_of
 
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]")
 SUPERVISED = (*ONE_STAGE, "MODEL.SLIM_SCORE", "supervised", "INPUT.JOINT_AUGMENTATION", "True")
@@ -44,9 +46,7 @@ def patches_unlike_the_mean_are_kept(cfg):
     (stage,) = model.encode(*images_of(cfg)).stages
     images, cameras = images_of(cfg)
     tokens = model.backbone.stem(images["TI"], cameras, 1)[:, 1:]
-    likeness = torch.cosine_similarity(tokens, tokens.mean(dim=1, keepdim=True), dim=2)
-    kept = stage.mask("TI", likeness.shape[1]) > 0
-    return bool((likeness.masked_fill(~kept, -1).amax(dim=1) <= likeness.masked_fill(kept, 1).amin(dim=1)).all())
+    return are_most_unlike(stage.mask("TI", PATCHES) > 0, tokens, *ENCODER, PATCHES, WIDTH, WIDTH)
 
 
 RIGHT_HALF, UPPER_HALF = [place for place in range(32) if place % 4 >= 2], list(range(16))
@@ -75,7 +75,7 @@ def tokens_in_the_last_block(cfg):
     return seen[0]
 
 
-@effect("MODEL.SLIM_LOSS_WEIGHT", {"5.0": approx(5.0), "0.25": approx(0.25)}, *SUPERVISED)
+@effect("MODEL.SLIM_LOSS_WEIGHT", {value: approx(float(value), rel=tolerance(4)) for value in ("5.0", "0.25")}, *SUPERVISED)
 def loss_against_the_masks_over_that_of_weight_1(cfg):
     reference = cfg.clone()
     reference.defrost()

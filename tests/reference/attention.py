@@ -13,7 +13,7 @@ def head_attention(block, tokens, sizes):
         rows = slice(head * depth, (head + 1) * depth)
         query = normed @ attention.qkv.weight[:width][rows].T + attention.qkv.bias[:width][rows]
         key = normed @ attention.qkv.weight[width:2 * width][rows].T + attention.qkv.bias[width:2 * width][rows]
-        matrix = torch.zeros(len(tokens), len(tokens))
+        matrix = torch.zeros(len(tokens), len(tokens), dtype=tokens.dtype)
         for row in range(len(tokens)):
             weights = torch.exp((key @ query[row]) / depth ** 0.5) * sizes
             matrix[row] = weights / weights.sum()
@@ -28,17 +28,17 @@ def rollout(model, steps, patches):
     for block, (tokens, places, sizes) in zip(model.backbone.vit.blocks, steps, strict=True):
         count = len(tokens)
         if product is None:
-            product, origin = torch.eye(count), places
+            product, origin = torch.eye(count, dtype=tokens.dtype), places
         elif places != before:
             rows = [product[index] for index in range(prefix)]
             rows += [product[prefix + before.index(place)] for place in places]
             rows += list(product[prefix + len(before):])
-            rows += [torch.zeros(product.shape[1])] * (count - len(rows))
+            rows += [product.new_zeros(product.shape[1])] * (count - len(rows))
             product = torch.stack(rows)
         average = sum(head_attention(block, tokens, sizes)) / block.attn.num_heads
-        product = (0.5 * average + 0.5 * torch.eye(count)) @ product
+        product = (0.5 * average + 0.5 * torch.eye(count, dtype=tokens.dtype)) @ product
         before = places
-    found = torch.zeros(patches)
+    found = product.new_zeros(patches)
     for index, place in enumerate(origin):
         found[place] = product[0, prefix + index] if place in before else 0.0
     return found
@@ -46,7 +46,7 @@ def rollout(model, steps, patches):
 
 def grad_cam(tokens, gradient, places, prefix, patches):
     """Map (patches,) of one image from the tokens (L, C) that enter its last block and the gradient of the target there."""
-    width, found = tokens.shape[1], torch.zeros(patches)
+    width, found = tokens.shape[1], tokens.new_zeros(patches)
     tokens, gradient = tokens.tolist(), gradient.tolist()
     alpha = [sum(gradient[prefix + index][channel] for index in range(len(places))) / len(places) for channel in range(width)]
     for index, place in enumerate(places):

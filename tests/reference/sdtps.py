@@ -7,12 +7,14 @@ import torch
 STATE_NAMES = ("rgb", "nir", "tir")
 
 
-def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=()):
+def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=(),
+          nudges=None):
     """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities.
 
     weights: the state dict; tokens [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the
     Gumbel noise of a training forward, None where there is none; with `select` the patches are chosen by it as well. The
-    places in `missing` are those of the modalities that guide no other.
+    places in `missing` are those of the modalities that guide no other. `nudges` [(B, N)] are added to the values that choose:
+    they decide between those that are equal but for roundings.
     """
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
@@ -21,7 +23,10 @@ def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0
         for sample in range(len(patches)):
             scores = scores_of(own, patches[sample], index, [guide[sample] for guide in global_feats], beta, missing)
             noise = None if noises is None else noises[index][sample]
-            kept, dropped = choose([scores[i] + noise[i] for i in range(len(scores))] if select else scores, sparse_ratio)
+            values = [scores[i] + noise[i] for i in range(len(scores))] if select else scores
+            if nudges is not None:
+                values = [value + nudge for value, nudge in zip(values, nudges[index][sample], strict=True)]
+            kept, dropped = choose(values, sparse_ratio)
             decision = [torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))]
             if noise is not None:
                 soft = soft_decision(scores, noise, tau)

@@ -1,6 +1,7 @@
 """Slimming, one image at a time with plain softmax attention (docs/method.md, Slimming)."""
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,9 +19,10 @@ class Image:
         return [*self.prefix, *self.patches.values(), *self.extras]
 
 
-def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=()):
+def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=(), nudge=lambda stage, modality, place: 0.0):
     """One triplet {modality: tokens (P + N, C) before the first block} → images {modality: Image} after the last block's norm
-    and projection, and by stage {modality: kept places}. `score(stage, modality, images)` → one number per patch."""
+    and projection, and by stage {modality: kept places}. `score(stage, modality, images)` → one number per patch.
+    `nudge`s are added where the best are chosen: they decide between scores that are equal but for roundings."""
     vit, kept = backbone.vit, []
     prefix = vit.num_prefix_tokens
     images = {modality: Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:])), [])
@@ -34,16 +36,17 @@ def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=()):
                 present = [modality for modality in images if modality not in missing]
                 total = {place: sum(scores[modality][place] for modality in present) for place in scores[present[0]]}
                 scores = dict.fromkeys(images, total)
-            images = {modality: dropped(image, scores[modality], shares[stage], merge) for modality, image in images.items()}
+            images = {modality: dropped(image, scores[modality], shares[stage], merge, partial(nudge, stage, modality))
+                      for modality, image in images.items()}
             kept.append({modality: list(image.patches) for modality, image in images.items()})
         images = {modality: run_block(vit, index, image) for modality, image in images.items()}
     return {modality: finished(backbone, image) for modality, image in images.items()}, kept
 
 
-def dropped(image, scores, share, merge):
+def dropped(image, scores, share, merge, nudge):
     """The best patches, and the mean of the others by the softmax of their scores."""
     keep = math.ceil(share * len(image.patches) - 1e-6)
-    values = {place: float(torch.as_tensor(score).detach()) for place, score in scores.items()}
+    values = {place: float(torch.as_tensor(score).detach()) + nudge(place) for place, score in scores.items()}
     ranked = sorted(image.patches, key=lambda place: -values[place])
     best, others = sorted(ranked[:keep]), ranked[keep:]
     extras = list(image.extras)

@@ -1,0 +1,25 @@
+"""How clear a choice of patches is. Between scores that differ by less than their roundings any of two patches may be chosen,
+and whatever follows differs by more than roundings."""
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from demo_sdtps.modeling import sdtps, slimming
+from demo_sdtps.seps import network
+
+
+@contextmanager
+def margins():
+    """By how much, in each selection of this block, the last score that is kept exceeds the first that is dropped, relative to
+    the largest absolute score of those that are selected from together: a list."""
+    found, select = [], sdtps.select
+
+    def noting(score, keep, *more, **named):
+        ordered = score.detach().double().sort(dim=-1, descending=True).values
+        if keep < ordered.shape[-1]:
+            found.extend(((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max()).flatten().tolist())
+        return select(score, keep, *more, **named)
+
+    with ExitStack() as changes:
+        for module in (sdtps, slimming, network):
+            changes.enter_context(mock.patch.object(module, "select", noting))
+        yield found
