@@ -15,7 +15,7 @@ from demo_sdtps.config.shortage import shortage
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
 from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
@@ -117,7 +117,6 @@ def _read(path: Path) -> Mapping:
     if path.is_file():
         path.open("rb").close()  # a file that may not be read is not damaged: the `PermissionError` ends the command
     try:
-        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
