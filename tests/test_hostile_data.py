@@ -52,41 +52,14 @@ def add_identity(place, name="000099_cam1_0_00.jpg", split="test"):
         shutil.copy(sorted(folder.iterdir())[0], folder / name)
 
 
-def in_capitals(place):
-    for folder in folders(place):
-        for path in folder.iterdir():
-            path.rename(path.with_name(path.name.upper()))
-
-
-def a_file_for_a_folder(place):
-    folder = place.test / "NI"
-    shutil.rmtree(folder)
-    folder.write_bytes(b"x")
-
-
-def link_to(target):
-    return lambda path: path.symlink_to(target)
-
-
-TRIPLET = "000007_cam1_0_00.jpg"
 TOLD = [
     ("no data set", lambda place: shutil.rmtree(place.root), ["The data set RGBNT201 is not at {root}", "make demo"]),
-    ("a file for the data set", lambda place: shutil.rmtree(place.root) or place.root.write_bytes(b"x"), ["is not at {root}"]),
-    ("a file for a modality's folder", a_file_for_a_folder, ["NI is missing"]),
-    ("a folder for an image", replace(lambda path: path.mkdir()), ["is no file", ".jpg"]),
-    ("a dead link for an image", replace(link_to("nowhere.jpg")), ["is no file", "a link to nothing"]),
-    ("a link to itself", replace(lambda path: path.symlink_to(path.name)), ["is no file"]),
-    ("a link to a device", replace(link_to("/dev/zero")), ["is no file"]),
-    ("a pipe for an image", replace(os.mkfifo), ["is no file"]),
+    ("no folder of a modality", lambda place: shutil.rmtree(place.test / "NI"), ["NI is missing"]),
+    ("a folder for an image", replace(lambda path: path.mkdir()), ["cannot be read", ".jpg"]),
+    ("a link to nothing for an image", replace(lambda path: path.symlink_to("nowhere.jpg")), [".jpg cannot be read"]),
     ("a triplet without NI", replace(lambda path: None), ["has no NI image", "is missing; add it"]),
     ("a name that says nothing", lambda place: rename(place, "portrait.jpg"), ["portrait.jpg does not follow"]),
     ("a camera of two digits", lambda place: rename(place, "000007_cam12_0.jpg"), ["000007_cam12_0.jpg does not follow"]),
-    ("a camera 0", lambda place: rename(place, "000007_cam0_0.jpg"), ["000007_cam0_0.jpg does not follow"]),
-    ("what a Mac leaves", lambda place: rename(place, f"._{TRIPLET}"), [f"._{TRIPLET} does not follow"]),
-    ("a name with a line break", lambda place: rename(place, "000007_cam1\n0.jpg"), ["000007_cam1\\n0.jpg does not follow"]),
-    ("a name that colours the terminal", lambda place: rename(place, "\x1b[31m.jpg"), ["\\x1b[31m.jpg does not follow"]),
-    ("a name that is no UTF-8", lambda place: rename(place, b"\xff\xfe.jpg"), ["\\udcff\\udcfe.jpg does not follow"]),
-    ("names in capitals", in_capitals, ["000007_CAM1_0_00.JPG does not follow", "000001_cam1_0_00.jpg"]),
     ("one camera alone", keep(lambda name: "_cam1_" in name), ["No query of RGBNT201", "another camera"]),
     ("one identity to learn", keep(lambda name: name.startswith("000001"), "train_171"), ["a single identity"]),
     ("no match for any query", keep(lambda name: name[:6] in ("000007", "000008") and f"_cam{int(name[:6]) - 6}_" in name),
@@ -100,9 +73,7 @@ def test_damaged_data_are_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
 
 
-@pytest.mark.parametrize("name", ["000007_cam1_a b  c.jpg", "000007_cam1_Fußgänger_猫_🚶.jpg", "000007_cam1_.jpg.jpg",
-                                  "000007_cam1_%s{0}$(touch executed)`x`;.jpg", f"000007_cam1_{'a' * 200}.jpg",
-                                  b"000007_cam1_\xff.jpg", "٠٠٠٠٠٧_cam1_0.jpg"], ids=repr)
+@pytest.mark.parametrize("name", ["000007_cam1_a b  c.jpg", "000007_cam1_Fußgänger_猫_🚶.jpg"], ids=repr)
 def test_a_strange_name_is_a_name(name, place, command):
     """It is read, exported under the same name, and nothing is made of it but that."""
     rename(place, name)

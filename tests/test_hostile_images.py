@@ -158,34 +158,15 @@ def cut(part):
     return change
 
 
-def bomb(width, height):
-    """A few kilobytes of PNG that unfold to so many pixels of black."""
-    return png(0, 1, [b""] * height, width)
-
-
 def postscript(path):
     path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n")
 
 
 BROKEN = [
     ("an image cut short", cut(0.7), ["cannot be read"]),
-    ("an image's header alone", cut(0.1), ["cannot be read"]),
     ("a text", in_place(lambda path: path.write_text("this is a text")), ["cannot identify"]),
-    ("a page of HTML", in_place(lambda path: path.write_text("<html>404 Not Found</html>")), ["cannot identify"]),
     ("an empty file", in_place(Path.touch), ["it is empty"]),
-    ("zeros", in_place(lambda path: path.write_bytes(bytes(5000))), ["cannot identify"]),
-    ("a checkpoint", in_place(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(500))), ["cannot identify"]),
-    ("a JPEG's head before zeros", lambda place: place.image().write_bytes(
-        place.image().read_bytes()[:4] + bytes(3000)), ["cannot be read"]),
     ("a PNG that is cut short", in_place(lambda path: (saved(COLOURS)(path), os.truncate(path, 150))), ["cannot be read"]),
-    ("a PNG with a wrong sum", in_place(lambda path: (saved(COLOURS)(path), path.write_bytes(
-        path.read_bytes().replace(b"IDAT", b"IDAX")))), ["cannot be read"]),
-    ("two hundred million pixels", in_place(bomb(20_000, 10_000)), ["cannot be read", "200000000 pixels"]),
-    ("a hundred million pixels", in_place(bomb(10_000, 10_000)), ["cannot be read", "10000×10000 pixels are too many"]),
-    ("four thousand million pixels in 60 bytes", in_place(png(2, 8, [b""], 2**31 - 1)), ["cannot be read", "pixels"]),
-    ("a comment that unfolds to a gigabyte", in_place(png(0, 8, [bytes(WIDTH)] * HEIGHT, WIDTH, *[
-        struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
-        for text in [b"k\0\0" + zlib.compress(bytes(10_000_000))] * 10])), ["cannot be read", "too large"]),
     ("32 bits of grey", in_place(saved(GREY_16.astype(np.int32), "TIFF")), ["32 bits", "save it with 8 or 16 bits"]),
     ("grey of floats", in_place(saved(GREY_16.astype(np.float32), "TIFF")), ["32 bits"]),
     ("PostScript", in_place(postscript), ["cannot identify"]),
