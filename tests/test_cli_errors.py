@@ -11,7 +11,7 @@ import pytest
 from commands import BASELINE, COLUMNS, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
 
 from demo_sdtps import test_net, train_net
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import load_cfg
 from demo_sdtps.tools import draw_curves, export_features, report
 
 
@@ -36,11 +36,9 @@ def fails(command, monkeypatch, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"],
-                                  ["DATASETS.VERIFY", "True"]], ids=" ".join)
-@pytest.mark.parametrize("split", ["train_171", "test"])
-def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts, split):
-    empty = sorted((own_root / "RGBNT201" / split / "NI").iterdir())[5]
+@pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"]], ids=" ".join)
+def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts):
+    empty = sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[5]
     empty.write_bytes(b"")
     said = fails(train_net.main, *cli_args_for(own_root, *opts))
     assert str(empty) in said and "it is empty" in said
@@ -127,11 +125,3 @@ def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, kind, tool
     code, _, stderr = command(tool.main, "--run", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
-
-
-def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):
-    for modality in MODALITIES:
-        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
-            if "_cam1_" not in path.name:
-                path.unlink()
-    assert "has a match in the gallery" in fails(test_net.main, *cli_args_for(own_root, "--weight", small_weights))
