@@ -72,9 +72,9 @@ class Naming:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`. Raises `UserError` where it is missing."""
+    """`folder`. Raises `UserError` where it is missing, or a file."""
     if not folder.is_dir():
-        raise UserError(f"The folder {folder} is missing.")
+        raise UserError(f"The folder {folder} is {'a file' if folder.exists() else 'missing'}.")
     return folder
 
 

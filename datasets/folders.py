@@ -32,8 +32,7 @@ def read_folder(folder: Path) -> list[Triplet]:
     found = _images(existing(folder))
     names = sorted({name for images in found.values() for name in images})
     if not names:
-        raise UserError(f"The folder {folder} has no image in {' or '.join(found) or 'a folder of a modality'}; give one with "
-                        f"{LAYOUT}.")
+        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}; give one with {LAYOUT}.")
     return [_triplet(folder, name, found) for name in names]
 
 

@@ -122,7 +122,7 @@ def _read(path: Path) -> Mapping:
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
         state = load_torch(path)
-    except LOAD_ERRORS as error:
+    except (OSError, *LOAD_ERRORS) as error:
         if shortage(error) or isinstance(error, MemoryError):  # the file may be whole
             raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
