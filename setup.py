@@ -15,7 +15,7 @@ WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
-TESTS = ["pytest>=8", "pytest-xdist>=3.8", "hypothesis>=6.100", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
+TESTS = ["pytest>=8", "pytest-xdist>=3.8", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
          "ipykernel>=6.29"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 

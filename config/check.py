@@ -68,7 +68,8 @@ def check_stages(model: CfgNode) -> None:
         raise UserError(f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
                         "block; give both as many.")
     if blocks != sorted(set(blocks)):
-        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the blocks must rise, each once; write {sorted(set(blocks))}.")
+        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the blocks must be strictly increasing; write "
+                        f"{sorted(set(blocks))}.")
 
 
 def _check_batch(cfg: CfgNode) -> None:

@@ -1,10 +1,7 @@
 """Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
 import difflib
-import math
-import os
-import re
 from ast import literal_eval
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,26 +10,15 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
 from demo_sdtps.config.common import UserError, nearest
-from demo_sdtps.config.schema import KEYS, Key, Schema
-from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
+from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schema
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
                      "a checkpoint of SEPS belongs to test_seps.py")
 """Configuration of train_net.py and of all commands but those of SEPS."""
-TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list",
-              tuple: "a list", dict: "a section", type(None): "nothing"}
-MOST_SHOWN = 200  # characters of a value in a message
-JOINED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.ASCII | re.DOTALL)  # KEY=VALUE
+TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list", tuple: "a list"}
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""YAML's spellings, which the command line accepts too."""
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"  # the configurations of the package
-LARGEST = 2**32  # limit of whole numbers; torch does not accept much larger ones
-
-
-def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
-    """New configuration with every key of `schema` at its default (names as in DeMo)."""
-    cfg = CfgNode()
-    for key in schema.keys:
-        _put(cfg, key.name, list(key.default) if isinstance(key.default, list) else key.default)
-    return cfg
 
 
 class StoredText(NamedTuple):
@@ -45,23 +31,27 @@ class StoredText(NamedTuple):
         return f"the checkpoint {self.path}"
 
 
+def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
+    """New configuration with every key of `schema` at its default (names as in DeMo)."""
+    cfg = CfgNode()
+    for key in schema.keys:
+        _put(cfg, key.name, list(key.default) if isinstance(key.default, list) else key.default)
+    return cfg
+
+
 def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen.
 
     Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an invalid value.
     """
-    cfg, path, source = get_cfg(schema), Path("default.yml"), ""
-    values: Iterable[tuple[str, object]] = ()
+    cfg, path = get_cfg(schema), Path("default.yml")
     if isinstance(config, StoredText):
-        values, source = _stored_values(config, schema), str(config)
+        _merge(cfg, schema, flatten(parse_yaml(config.text, f"The configuration in {config}"), schema), config)
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
-        values, source = flatten(read_yaml(path, "configuration", advice), schema), str(path)
-    for name, value in values:
-        _set(cfg, schema, name, value, source)
-    for name, text in pairs_of(opts):
-        _set(cfg, schema, name, text, "the command line")
+        _merge(cfg, schema, flatten(read_yaml(path, "configuration", advice), schema), str(path))
+    _merge(cfg, schema, pairs_of(opts), "the command line")
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
     try:
@@ -75,17 +65,35 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     return cfg
 
 
+def read_yaml(path: Path, kind: str, advice: str) -> dict:
+    """Sections of a YAML file. In messages `kind` names the file ("configuration") and `advice` an alternative."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({getattr(error, 'strerror', None) or error}); {advice}.") from None
+    return parse_yaml(text, f"The {kind} {path}")
+
+
+def parse_yaml(text: str, what: str) -> dict:
+    """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
+        raise UserError(f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it.") from None
+    if not isinstance(content, dict | None):
+        raise UserError(f"{what} holds no KEY: value pairs; correct it, or give another.")
+    return content or {}
+
+
 def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Keys and values of KEY VALUE and KEY=VALUE arguments. Raises `UserError` for a key without a value."""
     cli_args = iter(opts)
     for arg in cli_args:
-        joined = JOINED.fullmatch(arg)
-        key, value = joined.groups() if joined else (arg, next(cli_args, None))
-        if (isinstance(value, str) and value.startswith("=")) or (joined and not value):
-            raise UserError(f"The option {_shown(key)} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
-        if value is None:
-            raise UserError(f"The options after the flags must be KEY VALUE pairs, but {_shown(arg)} has no value; give it one "
-                            "or remove it.")
+        key, joined, value = arg.partition("=")
+        if not joined:
+            value = next(cli_args, "=")
+        if (joined and not value) or str(value).startswith("="):
+            raise UserError(f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
         yield key, value
 
 
@@ -99,23 +107,6 @@ def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
     return next(fitting, schemas[0])
 
 
-def _config_path(path: Path) -> Path:
-    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS.yml, with or without configs/."""
-    candidates = (path, CONFIGS / path, CONFIGS.parent / path)
-    return next((candidate for candidate in candidates if os.path.exists(candidate)), path)
-
-
-def _stored_values(stored: StoredText, schema: Schema) -> list[tuple[str, object]]:
-    """Values of a stored configuration. Raises `UserError` for an unknown key, as in checkpoints of another kind of model."""
-    advice = "give --config_file the configuration that it was trained with"
-    values = list(flatten(parse_yaml(stored.text, f"The configuration in {stored}", advice, advice), schema))
-    unknown = next((name for name, _ in values if name not in schema.by_name), None)
-    if unknown:
-        raise UserError(f"The configuration in {stored} has the unknown key {_shown(unknown)}, so it is not of "
-                        f"this version's {schema.writer}; {schema.others}, and for any other give --config_file.")
-    return values
-
-
 def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     """Frozen copy of a configuration with other values of some keys."""
     cfg = cfg.clone()
@@ -126,40 +117,48 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Full keys of nested sections and their values."""
-    sections = {key.name.rpartition(".")[0] for key in schema.keys}
-    for name, value in content.items():
-        name = _shown(name, str)
-        if isinstance(value, Mapping):
-            yield from flatten(value, schema, f"{prefix}{name}.")
-        elif value is None and f"{prefix}{name}" in sections:
-            continue  # a section whose keys are all commented out
-        else:
-            yield f"{prefix}{name}", value
-
-
 def flat(cfg: CfgNode, schema: Schema = DEMO_SCHEMA) -> dict[str, object]:
     """Full keys of a configuration and their values, as a YAML file of it holds them."""
     return dict(flatten(yaml.safe_load(cfg.dump()), schema))
 
 
-def _set(cfg: CfgNode, schema: Schema, name: str, value: object, source: str) -> None:
-    keys = schema.by_name
-    if name not in keys:
-        # A key with the same last part is preferred to one with a similar spelling.
-        near = ([key for key in keys if key.split(".")[-1] == name.split(".")[-1].upper()]
-                or difflib.get_close_matches(name.upper(), keys, n=1, cutoff=0.5))
-        hint = f"the nearest valid key is {near[0]}" if near else f"{schema.place} lists the valid ones"
-        raise UserError(f"Unknown key {_shown(name)} in {source}; {hint}.")
-    key = keys[name]
-    value = _coerce(key, value, source)
-    if isinstance(key.allowed, tuple) and value not in key.allowed:
-        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
-        raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {' or '.join(map(repr, key.allowed))}{why}.")
-    if callable(key.allowed) and not key.allowed(value):
-        raise UserError(f"{name} in {source} is {_shown(value)}, but it must be {key.allowed_text}.")
-    _put(cfg, name, value)
+def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Full keys of nested sections and their values."""
+    for name, value in content.items():
+        name = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, schema, f"{name}.")
+        elif value is None and any(key.startswith(f"{name}.") for key in schema.by_name):
+            continue  # a section whose keys are all commented out
+        else:
+            yield name, value
+
+
+def _config_path(path: Path) -> Path:
+    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS.yml, with or without configs/."""
+    candidates = (path, CONFIGS / path, CONFIGS.parent / path)
+    return next((candidate for candidate in candidates if candidate.exists()), path)
+
+
+def _merge(cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText) -> None:
+    for name, value in values:
+        if name in schema.by_name:
+            _put(cfg, name, _checked(schema.by_name[name], value, source))
+        elif name not in REMOVED_KEYS:
+            raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
+        elif REMOVED_KEYS[name] not in (value, _literal(value)):
+            raise UserError(f"{name} in {source} is {value!r}, but the key has been removed (its default was "
+                            f"{REMOVED_KEYS[name]!r}); the last commit that has it is {LAST_COMMIT}.")
+
+
+def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
+    """What to do about an unknown key."""
+    if isinstance(source, StoredText):
+        return f"it is not of this version's {schema.writer}: {schema.others}, and for any other give --config_file"
+    # A key with the same last part is preferred to one with a similar spelling.
+    near = ([key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()]
+            or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5))
+    return f"the nearest valid key is {near[0]}" if near else f"{schema.place} lists the valid ones"
 
 
 def _put(cfg: CfgNode, name: str, value: object) -> None:
@@ -169,55 +168,43 @@ def _put(cfg: CfgNode, name: str, value: object) -> None:
     cfg[leaf] = value
 
 
-def _coerce(key: Key, value: object, source: str) -> object:
-    """`value` in the type of the default, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
-    kind: type = type(key.default)
-    if isinstance(value, str):
-        value = _literal(value, keep_text=kind is str)
-    if kind is str and isinstance(key.allowed, tuple) and "yes" in key.allowed and str(value).lower() in ("true", "false"):
-        value = str(value).lower() == "true"
-    if kind is str and isinstance(value, bool) and isinstance(key.allowed, tuple):
-        # YAML reads an unquoted on, off, yes or no as a boolean.
-        value = next((text for text in key.allowed if yaml.safe_load(text) is value), value)
-    if kind is bool and isinstance(value, str):
-        # The command line accepts the spellings of YAML.
-        value = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(value.lower(), value)
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < 10**308 else math.inf  # judged by the test of the key
-    if kind in (list, tuple) and isinstance(value, list | tuple):
-        value = kind(value)
-    if type(value) is not kind:
-        found = TYPE_NAMES.get(type(value), type(value).__name__)
-        raise UserError(f"{key.name} in {source} is {_shown(value)} ({found}), but it must be {TYPE_NAMES[kind]} such as "
-                        f"{key.default!r}; it is: {key.description}.")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise UserError(f"{key.name} in {source} is {_shown(value)}, which is far too large; it is: {key.description}.")
-    if isinstance(value, str) and not _is_file_name(value):
-        raise UserError(f"{key.name} in {source} is {_shown(value)}, which has a character that is invalid in file names; it "
-                        f"is: {key.description}.")
+def _checked(key: Key, value: object, source: str | StoredText) -> object:
+    """`value` in the type of the key's default. Raises `UserError` where it has another type or is not allowed."""
+    value = _coerce(key, value)
+    wrong = f"{key.name} in {source} is {value!r}, but it must be"
+    if type(value) is not type(key.default):
+        raise UserError(f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}.")
+    if isinstance(key.allowed, tuple) and value not in key.allowed:
+        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
+        raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")
+    if callable(key.allowed) and not key.allowed(value):
+        raise UserError(f"{wrong} {key.allowed_text}.")
     return value
 
 
-def _shown(value: object, as_text: Callable[[object], str] = repr) -> str:
-    """Value for a message, truncated if long."""
-    try:
-        text = as_text(value)
-    except ValueError:  # Python does not convert whole numbers of more than 4300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-
-
-def _is_file_name(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def _literal(text: str, keep_text: bool) -> object:
-    try:
-        value = literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
+def _coerce(key: Key, value: object) -> object:
+    """`value` in the type of the default where it can be, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
+    kind: type = type(key.default)
+    literal = _literal(value)
     # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
-    return value if not keep_text or isinstance(value, str) else text
+    if kind is not str or isinstance(literal, str):
+        value = literal
+    truth = BOOLEANS.get(str(value).lower())
+    if kind is bool and isinstance(value, str) and truth is not None:
+        return truth
+    if kind is str and isinstance(key.allowed, tuple) and value not in key.allowed and truth is not None:
+        # YAML reads an unquoted on, off, yes or no as a boolean.
+        return next((text for text in key.allowed if BOOLEANS.get(text) is truth), value)
+    if kind is float and type(value) is int:
+        return float(value)
+    return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value
+
+
+def _literal(value: object) -> object:
+    """The Python literal that a text holds, or `value`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value

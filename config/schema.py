@@ -46,6 +46,9 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
         "SOLVER.CLUSTER_MARGIN": 0.3, "SOLVER.COSINE_MARGIN": 0.5, "SOLVER.COSINE_SCALE": 30, "SOLVER.RANGE_K": 2,
         "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1}}
 """By the reason: keys and defaults."""
+REMOVED_KEYS: dict[str, object] = {}
+"""Keys that are gone, of re-identification and of SEPS, and their defaults, at which a configuration may still hold them."""
+LAST_COMMIT = "345f27e"  # that has the REMOVED_KEYS
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
@@ -107,8 +110,9 @@ KEYS = (
     Key("MODEL.COMPILE", False, "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
         "a C++ compiler on a CPU"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
-    Key("MODEL.SLIM_BLOCKS", [], "blocks of the backbone after which patches are dropped (slimming), rising, 0 for the input; "
-        "[]: no slimming", lambda value: all(type(block) is int for block in value), "a list of whole numbers such as [4, 8]"),
+    Key("MODEL.SLIM_BLOCKS", [], "blocks of the backbone after which patches are dropped (slimming), strictly increasing, 0 "
+        "for the input; []: no slimming", lambda value: all(type(block) is int for block in value),
+        "a list of whole numbers such as [4, 8]"),
     Key("MODEL.SLIM_KEEP", [], "share of the patches there are that each of SLIM_BLOCKS keeps",
         lambda value: all(type(share) in (int, float) and 0 < share <= 1 for share in value), "a list of shares in (0, 1] such "
         "as [0.5, 0.5]"),

@@ -1,5 +1,4 @@
 """Data sets: readers, transforms, samplers and loaders."""
-import difflib
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -7,7 +6,8 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, folder_in_other_letters, identity_labels
+from demo_sdtps.config.common import nearest
+from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
 
 NAMES = (
     "RGBNT201",
@@ -28,10 +28,8 @@ def reader_of(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
     name = cfg.DATASETS.NAMES
     if name not in READERS:
-        known = {reader.upper(): reader for reader in READERS}
-        near = difflib.get_close_matches(name.upper(), known, n=1)
-        hint = f"; the nearest is {known[near[0]]!r}" if near else ""
-        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, READERS))}{hint}.")
+        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, READERS))}"
+                        f"{nearest(name, READERS)}.")
     return READERS[name]
 
 
@@ -45,7 +43,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     folder = reader.folder_in(root)
     if not folder.is_dir():
-        raise UserError(f"The data set {name} is not at {folder}{_found_instead(name, root)}; expected is "
+        raise UserError(f"The data set {name} is not at {folder}; expected is "
                         f"DATASETS.ROOT_DIR/{reader.layout}. Put it there (docs/data.md says where to get it), or set "
                         f"DATASETS.ROOT_DIR to its parent folder{reader.instead}.")
     found = {}
@@ -58,16 +56,3 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         if not found[split]:
             raise UserError(f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR/{reader.layout}.")
     return found
-
-
-def _found_instead(name: str, root: Path) -> str:
-    """Part of a message: a renamed folder of the data set, a wrong level, or another data set in `root`."""
-    folder = READERS[name].folder
-    # The names of some folders differ from those of their data sets.
-    renamed = folder_in_other_letters(root, folder) or folder_in_other_letters(root, name)
-    if renamed:
-        return f", but at {renamed}, which must be renamed to {folder}"
-    if root.is_dir() and root.resolve().name == folder:
-        return f" (is DATASETS.ROOT_DIR, {root}, that folder itself?)"
-    others = [other for other, reader in READERS.items() if reader.folder_in(root).is_dir()]
-    return f" ({root} holds {others[0]}: is the configuration for another data set?)" if others else ""

@@ -72,55 +72,19 @@ class Naming:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`. Raises `UserError` where it is missing, with the probable location."""
+    """`folder`. Raises `UserError` where it is missing, or a file."""
     if not folder.is_dir():
-        raise UserError(f"The folder {folder} is missing{found_instead(folder)}.")
+        raise UserError(f"The folder {folder} is {'a file' if folder.exists() else 'missing'}.")
     return folder
-
-
-def found_instead(folder: Path) -> str:
-    """Part of a message: a folder in other capitalisation or one level too deep in place of a missing one; "" for none."""
-    # The outermost missing folder.
-    while not folder.parent.is_dir() and folder.parent != folder:
-        folder = folder.parent
-    if renamed := folder_in_other_letters(folder.parent, folder.name):
-        return f", but there is {renamed}: rename it to {folder.name}"
-    for between in subfolders(folder.parent):
-        if deeper := folder_in_other_letters(between, folder.name):
-            return f", but there is {deeper}, one level too deep: move what is in {between} to {folder.parent}"
-    return ""
-
-
-def folder_in_other_letters(parent: Path, name: str) -> Path | None:
-    """Folder in `parent` with this name, ignoring case."""
-    return next((folder for folder in subfolders(parent) if folder.name.casefold() == name.casefold()), None)
-
-
-def subfolders(parent: Path) -> list[Path]:
-    """Sorted subfolders; none where `parent` cannot be read."""
-    try:
-        return sorted(path for path in parent.iterdir() if path.is_dir())
-    except OSError:
-        return []
 
 
 def image_names(folder: Path) -> dict[str, str]:
     """Names of the images in a folder by their stems, unordered.
 
-    Raises `UserError` for a missing folder, an image that is no file, and two images of the same stem.
+    Raises `UserError` for a missing folder and two images of the same stem.
     """
-    try:
-        with os.scandir(existing(folder)) as entries:
-            found = {entry.name: entry.is_file(follow_symlinks=False) or os.path.isfile(entry)
-                     for entry in entries if is_image(entry.name)}
-    except OSError as error:
-        raise UserError(f"The folder {folder} cannot be read ({error.strerror}).") from None
     names: dict[str, str] = {}
-    for name, is_file in found.items():
-        # Checked before opening: opening a named pipe would block.
-        if not is_file:
-            raise UserError(f"The image {folder / name} is no file (a folder, or a link to nothing?); replace it or remove "
-                            "its triplet.")
+    for name in filter(is_image, os.listdir(existing(folder))):
         if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
             raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
                             "image of a triplet; remove one of them.")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import MAX_NAMED, found_instead, image_names, subfolders, unread_in
+from demo_sdtps.datasets.base import existing, image_names, unread_in
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 
@@ -22,34 +22,24 @@ class Triplet:
         return next(path for path in self.paths if path is not None)
 
     def stamp(self) -> str:
-        """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one.
-
-        Raises `UserError` where a file cannot be read any more.
-        """
-        return " ".join(map(_stamp, self.paths))
+        """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one."""
+        status = (path and os.stat(path) for path in self.paths)
+        return " ".join(f"{found.st_size}:{found.st_mtime_ns}" if found else "-" for found in status)
 
 
 def read_folder(folder: Path) -> list[Triplet]:
     """The triplets of a folder, sorted by name. Raises `UserError` where it has no subfolder of a modality, or no image."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else f"is missing{found_instead(folder)}"
-        raise UserError(f"The folder {folder} {what}; give one with {LAYOUT}.")
-    found = _images(folder)
-    if not found:
-        names = [path.name for path in subfolders(folder)]
-        more = ", …" if len(names) > MAX_NAMED else ""
-        raise UserError(f"The folder {folder} has none of the folders {', '.join(MODALITIES)} (it has "
-                        f"{', '.join(names[:MAX_NAMED]) or 'no folder'}{more}); give one with {LAYOUT}.")
+    found = _images(existing(folder))
     names = sorted({name for images in found.values() for name in images})
     if not names:
-        raise UserError(f"The folder {folder} has no image in {', '.join(found)}; give one with {LAYOUT}.")
+        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}; give one with {LAYOUT}.")
     return [_triplet(folder, name, found) for name in names]
 
 
 def read_query(place: Path) -> list[Triplet]:
     """The triplets of a folder, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises `UserError`."""
     if not place.exists():
-        raise UserError(f"The query {place} is missing{found_instead(place)}; give an image, or a folder with {LAYOUT}.")
+        raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place)
     parent = place.parent if place.parent.name else place.absolute().parent
@@ -81,13 +71,3 @@ def _images(folder: Path) -> dict[str, dict[str, str]]:
 def _triplet(folder: Path, name: str, found: dict[str, dict[str, str]]) -> Triplet:
     return Triplet(name, tuple(str(folder / modality / found[modality][name]) if name in found.get(modality, ()) else None
                                for modality in MODALITIES))
-
-
-def _stamp(path: str | None) -> str:
-    if path is None:
-        return "-"
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise UserError(f"The image {path} cannot be read ({error.strerror}).") from None
-    return f"{status.st_size}:{status.st_mtime_ns}"

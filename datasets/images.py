@@ -1,6 +1,5 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,16 +18,11 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
-from demo_sdtps.config.shortage import shortage
 
 Paths = tuple[str, ...]
 Images = tuple[torch.Tensor, ...]
 S = TypeVar("S")
 T = TypeVar("T")
-
-# Larger images, which can fill the memory from a few kilobytes, are refused; Pillow decodes up to twice as many pixels.
-MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 ADVICE = "; replace it or remove its triplet."
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
@@ -93,42 +87,25 @@ class HasPaths(Protocol):
     def paths(self) -> tuple[str, ...]: ...
 
 
-def verify(samples: Iterable[HasPaths], threads: int | None = None) -> None:
+def verify(samples: Iterable[HasPaths]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
-    _read_every(_check, sorted({path for sample in samples for path in sample.paths}), "verifying images", threads)
-
-
-def image_sizes(paths: Sequence[str], threads: int | None = None) -> list[tuple[int, int]]:
-    """(height, width) in pixels of each image, from the headers alone. Raises `UserError` as `verify`."""
-    return _read_every(_size_of, paths, "reading headers", threads)
+    paths = sorted({path for sample in samples for path in sample.paths})
+    if found := unreadable(paths):
+        raise UserError(Lines(f"{len(found)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
+                              *(f"  {path} cannot be read {reason}" for path, reason in found.items())))
 
 
 def unreadable(paths: Sequence[str]) -> dict[str, str]:
     """The images that cannot be read, each with the reason, such as "(it is empty)"."""
-    found = zip(paths, _attempts(_check, paths, "verifying images"), strict=True)
-    return {path: error.removeprefix(f"{path} cannot be read ") for path, (_, error) in found if error}
-
-
-def _read_every(read: Callable[[str], T], paths: Sequence[str], title: str, threads: int | None) -> list[T]:
-    """`read` of every path. Raises a `UserError` that lists all files that cannot be read."""
-    found = list(_attempts(read, paths, title, threads))
-    errors = [error for _, error in found if error]
-    if errors:
-        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
-                              *(f"  {error}" for error in errors)))
-    return [result for result, _ in found]  # type: ignore[misc]  # None comes with an error
-
-
-def _attempts(read: Callable[[str], T], paths: Sequence[str], title: str,
-              threads: int | None = None) -> Iterator[tuple[T | None, str]]:
-    """`read` of every path and "", or None and the sentence on a file that cannot be read, from its path on."""
-    def attempt(path: str) -> tuple[T | None, str]:
+    def problem(path: str) -> str:
         try:
-            return read(path), ""
+            decode(path, advice="")
         except UserError as error:
-            return None, str(error).removeprefix("The image ")
+            return str(error).removeprefix(f"The image {path} cannot be read ")
+        return ""
 
-    return _parallel(attempt, paths, title, threads=threads)
+    found = zip(paths, _parallel(problem, paths, "verifying images"), strict=True)
+    return {path: reason for path, reason in found if reason}
 
 
 def check_widths(paths: Sequence[str], width: int) -> None:
@@ -139,10 +116,9 @@ def check_widths(paths: Sequence[str], width: int) -> None:
                             f"side by side, {width // len(MODALITIES)} each{ADVICE}")
 
 
-def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image",
-              threads: int | None = None) -> Iterator[T]:
+def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:
     """Results of `function` in the order of the items, by threads and with a progress bar."""
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
 
 
@@ -153,8 +129,7 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
     try:
         with open(path, "rb") as file:
             data = file.read()
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours in PLAIN_COLOURS and height * width <= MAX_PIXELS:
+        if simplejpeg.decode_jpeg_header(data)[2] in PLAIN_COLOURS:
             return simplejpeg.decode_jpeg(data)
     except (OSError, ValueError):
         pass
@@ -166,12 +141,10 @@ def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
     """Image before its pixels are decoded. Raises `UserError` for any error in the `with` block."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"its {image.width}×{image.height} pixels are too many")
             yield image
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
-        if isinstance(error, MemoryError) or shortage(error):  # the image is not to blame
-            raise
         reason = getattr(error, "strerror", None) or (" ".join(str(error).split()) if os.path.getsize(path) else "it is empty")
         raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None
 
@@ -191,12 +164,3 @@ def _as_rgb(image: Image.Image) -> np.ndarray:
 def _width_of(path: str) -> int:
     with _opened(path) as image:
         return image.width
-
-
-def _size_of(path: str) -> tuple[int, int]:
-    with _opened(path, advice="") as image:
-        return image.height, image.width
-
-
-def _check(path: str) -> None:
-    decode(path, advice="")

@@ -19,8 +19,8 @@ from demo_sdtps.datasets import data_folders, reader_of
 from demo_sdtps.engine.coordination import check_agreement, once_per_machine
 from demo_sdtps.engine.distributed import world_size
 from demo_sdtps.engine.run.stop import STOP
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch, usable
-from demo_sdtps.modeling.weights import from_demo, is_demo, not_floating, tensors_of
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import from_demo, is_demo, tensors_of
 
 MAX_NAMED = 3
 MOST_CAMERAS = 10_000  # a larger number of cameras means a damaged file
@@ -74,8 +74,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:
-        with usable(path):
+        try:
             weights = from_demo(weights)
+        except ValueError as error:
+            raise UserError(f"The weights {path} cannot be used: {error}; give another file.") from None
     classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
@@ -128,8 +130,7 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
     """The weights in a torch file, and its whole content. Raises `UserError` where it is missing or cannot be read."""
     content = _load(path, example)
-    with usable(path):
-        return tensors_of(content), content if isinstance(content, Mapping) else {}
+    return tensors_of(content), content if isinstance(content, Mapping) else {}
 
 
 def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
@@ -215,7 +216,6 @@ def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) 
     problems += [f"{name} is not part of the model" for name in found if name not in expected]
     problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
                  for name in expected if name in found and found[name].shape != expected[name].shape]
-    problems += not_floating(found, expected)
     if problems:
         more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
         raise UserError(f"The weights {path} do not fit the configuration's model: "

@@ -21,7 +21,7 @@ QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_track
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """DeMo's weights with HDM's and ATMoE's stacked under our names, each stack at the position of its first member.
 
-    Raises `ValueError` for an incomplete stack, or members of different shape or dtype.
+    Raises `ValueError` for an incomplete stack.
     """
     heads = {int(found[1]) for found in map(EXPERT.match, weights) if found}
     members = defaultdict(list)
@@ -33,7 +33,7 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     missing = [name for name in names if name not in weights]
     if missing:
         raise ValueError(f"{missing[0]} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
-    stacks = {stack[0]: (ours, _stack(ours, {name: weights[name] for name in stack})) for ours, stack in members.items()}
+    stacks = {stack[0]: (ours, _stack(ours, [weights[name] for name in stack])) for ours, stack in members.items()}
     stacked = set(names)
     return dict(stacks.get(name, (name, tensor)) for name, tensor in weights.items() if name in stacks or name not in stacked)
 
@@ -60,15 +60,8 @@ def _table(heads: int) -> dict[str, tuple[str, int, int]]:
     return {FUSION + name: target for name, target in table.items()}
 
 
-def _stack(ours: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    first, tensors = next(iter(parts)), list(parts.values())
-    for name, tensor in parts.items():
-        if (tensor.shape, tensor.dtype) != (tensors[0].shape, tensors[0].dtype):
-            raise ValueError(f"{name} has another shape or type than {first}")
-        # One BatchNorm has one counter; every expert of DeMo sees every batch.
-        if ours == COUNTER and not torch.equal(tensor, tensors[0]):
-            raise ValueError(f"{name} has counted other batches than {first}")
-    if ours == COUNTER:
+def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    if ours == COUNTER:  # one BatchNorm has one counter; every expert of DeMo sees every batch
         return tensors[0]
     stack = torch.stack(tensors)
     return stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack

@@ -2,9 +2,9 @@
 import math
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, RANDOM_WEIGHTS
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch, usable
-from demo_sdtps.modeling.weights import Weights, clip_to_timm, not_floating, tensors_of
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import Weights, clip_to_timm, tensors_of
 
 HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
@@ -28,8 +28,6 @@ RANDOM = dict(zip(RANDOM_WEIGHTS, (
     "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)"), strict=True))
 """The report on a backbone without pretrained weights, by MODEL.PRETRAIN_PATH_T."""
 OTHERS = "'hub' to download them, or 'none' for random ones"
-REACH_SECONDS = 10  # in which the hub must answer before its client, which tries for a minute, is asked for the weights
-MAX_NAMED = 3
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
@@ -79,8 +77,6 @@ def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequ
     `load_pretrained` does.
     """
     expected = model.state_dict()
-    if wrong := not_floating(found, expected):
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds {', '.join(wrong[:MAX_NAMED])}; give another file.")
     fitting = {name: tensor.float() for name, tensor in found.items()
                if name in expected and tensor.shape == expected[name].shape}
     if not fitting:
@@ -146,25 +142,12 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}.")
     try:
         if path.suffix == ".safetensors":
-            return _load_safetensors(path)
-        content = _load(path, archives)
-    except LOAD_ERRORS:
+            return safetensors.torch.load_file(path)
+        return tensors_of(_load(path, archives))
+    except (*LOAD_ERRORS, safetensors.SafetensorError):
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
                         ) from None
-    with usable(path):
-        return tensors_of(content)
-
-
-def _load_safetensors(path: Path) -> Weights:
-    """Raises one of LOAD_ERRORS."""
-    import safetensors.torch  # where it is used: a machine with a GPU may lack it (tools/bundle.py)
-
-    check_archive(path)
-    try:
-        return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from error
 
 
 def _load(path: Path, archives: bool) -> object:
@@ -189,24 +172,7 @@ def _from_hub(transformer_type: str) -> Weights:
     if not timm.models.is_model_pretrained(tag):
         raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}.")
     try:
-        _check_reachable(tag)
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
         raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
                         f"the network, or {others}.") from error
-
-
-def _check_reachable(tag: str) -> None:
-    """Raise the client's error at once where nothing of the weights is in the cache and the hub does not answer."""
-    import huggingface_hub  # where it is used, as safetensors above
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    config = timm.models.get_pretrained_cfg(tag)
-    repository = config.hf_hub_id if config else None
-    if not repository:  # the weights are at another address
-        return
-    try:
-        huggingface_hub.snapshot_download(repository, local_files_only=True)
-    except LocalEntryNotFoundError:
-        with suppress(HfHubHTTPError):  # an answer, if only a refusal: the download may be allowed
-            huggingface_hub.HfApi().model_info(repository, timeout=REACH_SECONDS)

@@ -40,56 +40,32 @@ PARTS = ("backbone", "slimming", "pife", "hdm", "atmoe", "heads")
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Weights under this version's names: version 0.1 called the backbone "trunk". Raises `ValueError` as `_distinct`."""
-    return _distinct((name, re.sub(r"^trunk\.", "backbone.", name), tensor) for name, tensor in weights.items())
-
-
-def _distinct(weights: Iterable[tuple[str, str, torch.Tensor]]) -> Weights:
-    """Tensors by their new names, given old name, new name and tensor of each. Raises `ValueError` for a new name that comes
-    twice."""
-    found: Weights = {}
-    before: dict[str, str] = {}
-    for old, new, tensor in weights:
-        if new in found:
-            raise ValueError(f"{before[new]} and {old} are both in it, but are one tensor of the model")
-        found[new], before[new] = tensor, old
-    return found
-
-
-def not_floating(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
-    """Parts of a message: the tensors of integers, booleans or complex numbers where those of `expected` are floating-point."""
-    return [f"{name} as {found[name].dtype} in place of floating-point numbers" for name, tensor in expected.items()
-            if tensor.is_floating_point() and name in found and not found[name].is_floating_point()]
+    """Weights under this version's names: version 0.1 called the backbone "trunk"."""
+    return {re.sub(r"^trunk\.", "backbone.", name): tensor for name, tensor in weights.items()}
 
 
 def tensors_of(content: object) -> Weights:
     """The named tensors in a file's content, from a `CONTAINERS` key if there is one, under `current_names` and without
-    DataParallel's `module.`. Raises `ValueError` for one that is there twice."""
+    DataParallel's `module.`."""
     if not isinstance(content, Mapping):
         return {}
     content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
-    return current_names(_without_prefix({name: value for name, value in content.items() if isinstance(name, str)
-                                          and isinstance(value, torch.Tensor) and _is_stored(value)}))
+    return current_names(_without_prefix({name: value for name, value in content.items()
+                                          if isinstance(name, str) and isinstance(value, torch.Tensor)}))
 
 
 def _without_prefix(weights: Mapping[str, torch.Tensor]) -> Weights:
-    return _distinct((name, name.removeprefix("module."), tensor) for name, tensor in weights.items())
-
-
-def _is_stored(tensor: torch.Tensor) -> bool:
-    """Whether the file holds every element of a tensor: with strides of 0 a few bytes can claim to exceed all memory."""
-    return (tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-            and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes())
+    return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
 
 
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """A DeMo checkpoint's weights under our names, without `module.`; unknown names stay.
 
-    Raises `ValueError` for incomplete weights of HDM or ATMoE, and a tensor that is there under two names.
+    Raises `ValueError` for incomplete weights of HDM or ATMoE.
     """
     state_dict = _without_prefix(state_dict)
     is_clip = CLIP_MARK in state_dict
-    return _distinct((name, *_from_demo(name, tensor, is_clip)) for name, tensor in stack_fusion(state_dict).items())
+    return dict(_from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items())
 
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:

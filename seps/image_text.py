@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import folder_in_other_letters, found_instead
 
 IMAGES, MAPPING = "images", "id_mapping.json"
 LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
@@ -32,9 +31,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     """
     folder = Path(root) / name
     if not folder.is_dir():
-        renamed = folder_in_other_letters(Path(root), name)
-        there = f" (there is {renamed}, in other letters)" if renamed else ""
-        raise UserError(f"The data set {name} is not at {folder}{there}, where a folder with {LAYOUT} is expected; put it "
+        raise UserError(f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it "
                         "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
     nested = folder / name
@@ -56,7 +53,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
     mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
     if not images.is_dir():
-        raise UserError(f"The folder {images} is missing{found_instead(images)}; put the images that {file} names there (a "
+        raise UserError(f"The folder {images} is missing; put the images that {file} names there (a "
                         "link will do).")
     paths = []
     for image_id in order:

@@ -68,7 +68,7 @@ KEYS = (
     _shared("SOLVER.WEIGHT_DECAY", default=0.01),
     Key("SOLVER.STEPS", (9, 15, 20, 25), "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
         lambda value: all(type(epoch) is int and epoch > 0 for epoch in value) and list(value) == sorted(set(value)),
-        "rising whole numbers above 0"),
+        "strictly increasing whole numbers above 0"),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
     Key("SOLVER.GRAD_CLIP", 2.0, "largest norm of the gradient; larger ones are clipped", *POSITIVE),
     Key("SOLVER.ALL_NEGATIVES_EPOCHS", 1, "number of first epochs with all negatives; afterwards the loss takes the hardest of "

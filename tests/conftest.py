@@ -21,8 +21,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ
 # Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
 THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
-# hypothesis keeps what it learned about Unicode: not in the checkout.
-os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "hypothesis"))
 # The digests of the tests' data: not in the user's cache.
 os.environ["DEMO_SDTPS_CACHE"] = str(Path(tempfile.gettempdir()) / "demo_sdtps_tests")
 # Nothing may reach for a model hub.

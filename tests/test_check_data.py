@@ -12,7 +12,6 @@ from demo_sdtps.datasets import READERS
 from demo_sdtps.datasets.counts import published_counts
 from demo_sdtps.tools import check_data
 
-SIDES = ("train", "query", "gallery")
 SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 
 
@@ -50,9 +49,6 @@ def test_counts_of_every_layout(checked, tmp_path, name):
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
         expected = {"triplets": len(samples), "identities": len(identities), "cameras": len(CAMERAS), "masks": 0}
         assert found["counts"][split] == expected | ({"scenes": len(SCENES)} if name == "MSVR310" else {})
-    size = {"RGBNT100": {"images": "128x768"}}.get(name, dict.fromkeys(("RGB", "NI", "TI"), "16x32"))
-    files = {split: len({sample.paths[0] for sample in samples}) for split, samples in splits.items()}
-    assert found["sizes"] == {split: {which: {at: files[split]} for which, at in size.items()} for split in SIDES}
     assert (code, bool(found["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
     assert "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout or code == 0
@@ -81,18 +77,6 @@ def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
     assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
 
 
-def test_all_splits_that_cannot_be_read_are_named_once(refused, own_root):
-    folder = own_root / "RGBNT201"
-    damages = {folder / split / "NI" / sorted(path.name for path in (folder / split / "NI").iterdir())[0]
-               for split in ("train_171", "test")}
-    for path in damages:
-        path.unlink()
-    said = refused(*cli_args_for(own_root))
-    assert said.startswith("2 splits of RGBNT201 cannot be read:\n") and said.count("\n") == 2
-    assert all(said.count(f"{path} is missing") == 1 for path in damages)
-    assert "is not at" in (said := refused(*cli_args_for(own_root / "none"))) and said.count("\n") == 0
-
-
 def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
     cut = sorted((own_root / "RGBNT201" / "test" / "TI").iterdir())[:2]
     for path in cut:
@@ -100,9 +84,6 @@ def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
     assert checked(*cli_args_for(own_root))[0] == 0
     said = refused(*cli_args_for(own_root), "--decode")
     assert said.startswith("2 of 240 images cannot be read") and all(said.count(str(path)) == 1 for path in cut)
-    for path in cut:
-        path.write_text("no image")
-    assert refused(*cli_args_for(own_root)).startswith("2 of 240 images cannot be read")
 
 
 @pytest.mark.parametrize(("opts", "part"), [
@@ -122,11 +103,9 @@ def test_captions(checked, refused, shapes_root, tmp_path):
     assert code == 0 and found["decoded"] and "not known here" in stdout
     assert found["counts"] == {split: {"images": count, "captions": captions * count, "long": count}
                                for split, count in sizes.items()}
-    assert found["sizes"]["dev"] == {"images": {"32x32": sizes["dev"]}}
     assert "TEST.FOLDS is 3" in refused(*words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
-    said = refused(*words, "DATASETS.ROOT_DIR", tmp_path)
-    assert said.startswith("3 splits of shapes cannot be read:") and said.count("_caps.txt is missing") == 3
+    assert "_caps.txt is missing" in refused(*words, "DATASETS.ROOT_DIR", tmp_path)
 
 
 def test_the_output_is_not_written_into_the_data(refused, own_root):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config_files import write
+from config_files import error, write
 
-from demo_sdtps.config import get_cfg, load_cfg
+from demo_sdtps.config import get_cfg, load, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -55,11 +55,6 @@ def demo_file(dataset, every_key):
 
 
 # Keys and defaults
-
-
-def test_the_table_of_demos_keys_is_whole():
-    assert len(DEMO_KEYS) > 70
-    assert len({row["key"] for row in DEMO_KEYS}) == len(DEMO_KEYS)
 
 
 def test_demos_keys_have_demos_defaults():
@@ -112,10 +107,6 @@ def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_mea
     for path in (ROOT / "configs").rglob("*.yml"):
         found[path.parent.name].add(yaml.safe_load(path.read_text(encoding="utf-8"))["MODEL"]["PRETRAIN_PATH_T"])
     assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **{name: {"hub"} for name in (*PUBLISHED, "WMVeID863")}}
-
-
-def test_there_are_configs_for_both_data_sets_we_read():
-    assert {path.parent.name for path in (ROOT / "configs").rglob("*.yml")} >= {"RGBNT201", "Synthetic"}
 
 
 @pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
@@ -173,9 +164,22 @@ def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path):
     assert (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED, cfg.SOLVER.EVAL_PERIOD) == (9, 5, 1)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("False", False), ("True", True)])
-def test_switches_on_the_command_line(text, expected):
-    assert load_cfg(None, ["MODEL.USE_SDTPS", text]).MODEL.USE_SDTPS is expected
+@pytest.mark.parametrize("opts", [
+    ["SOLVER.BASE_LR=0.25", "SOLVER.SEED=7"], ["SOLVER.BASE_LR=0.25", "SOLVER.SEED", "7"],
+    ["SOLVER.SEED=1", "SOLVER.BASE_LR", "0.25", "SOLVER.SEED=7"], ["SOLVER.BASE_LR", 0.25, "SOLVER.SEED", 7]], ids=str)
+def test_key_value_with_and_without_a_sign(opts):
+    assert load_cfg(None, opts) == load_cfg(None, ["SOLVER.BASE_LR", "0.25", "SOLVER.SEED", "7"])
+
+
+@pytest.mark.parametrize("opts", [["OUTPUT_DIR=runs/lr=0.1"], ["OUTPUT_DIR", "runs/lr=0.1"]], ids=" ".join)
+def test_a_value_may_hold_the_sign(opts):
+    assert load_cfg(None, opts).OUTPUT_DIR == "runs/lr=0.1"
+
+
+@pytest.mark.parametrize("name", ["RGBNT201/DeMo_SDTPS.yml", "configs/RGBNT201/DeMo_SDTPS.yml"])
+def test_a_short_name_is_that_of_the_package(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert load_cfg(name) == load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml")
 
 
 @pytest.mark.parametrize("opts", [
@@ -201,13 +205,29 @@ def test_a_loaded_configuration_is_frozen():
         load_cfg().SOLVER.SEED = 1
 
 
-@pytest.mark.parametrize("opts", [
-    ["MODEL.HDM", "True"], ["MODEL.HDM", "True", "MODEL.ATM", "True"],
-    ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.USE_SDTPS", "True"], ["MODEL.FROZEN", "True"], ["TEST.RE_RANKING", "yes"],
-    ["MODEL.METRIC_LOSS_TYPE", "center", "MODEL.IF_WITH_CENTER", "yes"], ["MODEL.METRIC_LOSS_TYPE", "triplet_center"],
-    ["DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "7"],
-    ["DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "16", "DATALOADER.NUM_INSTANCE", "16"],
-], ids=" ".join)
-def test_what_demo_names_loads(opts):
-    cfg = load_cfg(None, opts)
-    assert {name: str(value_of(cfg, name)) for name in opts[::2]} == dict(zip(opts[::2], opts[1::2], strict=True))
+def test_a_section_without_keys_is_no_unknown_key(tmp_path):
+    """All of a section commented out, as one does in an experiment."""
+    cfg = load_cfg(write(tmp_path, "MODEL:\n  # USE_SDTPS: True\nSOLVER:\n  SEED: 3"))
+    assert cfg.SOLVER.SEED == 3 and not cfg.MODEL.USE_SDTPS
+
+
+# Keys that are gone
+
+@pytest.fixture
+def removed(monkeypatch):
+    monkeypatch.setitem(load.REMOVED_KEYS, "MODEL.GONE", 0.5)
+
+
+@pytest.mark.parametrize("opts", [(), ("MODEL.GONE", "0.5"), ("MODEL.GONE=0.5",)], ids=" ".join)
+def test_a_removed_key_is_ignored_at_its_old_default(tmp_path, removed, opts):
+    text = "MODEL: {GONE: 0.5, HEAD: 4}"
+    for config in (write(tmp_path, text), load.StoredText(Path("x.pth"), text)):
+        cfg = load_cfg(config, opts)
+        assert cfg.MODEL.HEAD == 4 and "GONE" not in cfg.MODEL
+
+
+def test_a_removed_key_at_another_value_names_the_last_commit_that_has_it(tmp_path, removed):
+    path = write(tmp_path, "MODEL: {GONE: 0.4}")
+    for message in (error(path), error(load.StoredText(Path("x.pth"), path.read_text())), error(None, ["MODEL.GONE", "0.4"])):
+        assert message.startswith("MODEL.GONE in ") and "0.4" in message and "default was 0.5" in message
+        assert message.endswith(f"the last commit that has it is {load.LAST_COMMIT}.")

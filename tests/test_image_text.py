@@ -43,14 +43,6 @@ def test_an_id_for_each_image(tmp_path):
     assert read(tmp_path) == ImageTexts(paths_of(folder), CAPTIONS, (0, 0, 1, 1, 2, 2), tuple(DENSE[image] for image in IDS))
 
 
-def test_folders_in_other_letters_are_recognised_and_not_read(tmp_path):
-    folder = write_data(tmp_path)
-    (folder / "images").rename(folder / "between").rename(folder / "Images")
-    assert f"but there is {folder / 'Images'}: rename it to images" in message_of(read, tmp_path)
-    folder.rename(tmp_path / "between").rename(tmp_path / "SET")
-    assert f"is not at {folder} (there is {tmp_path / 'SET'}, in other letters)" in message_of(read, tmp_path)
-
-
 def test_an_id_for_each_caption_in_any_order(tmp_path):
     folder = write_data(tmp_path, ids=("7", "cat", "7", "40", "40", "cat"))
     found = read(tmp_path)

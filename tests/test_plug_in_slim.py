@@ -195,7 +195,7 @@ def test_replicas_in_threads_do_not_mix(build):
 
 @pytest.mark.parametrize("opts, said", [
     (["MODEL.SLIM_KEEP", [0.5]], "there must be one share for each block"),
-    (["MODEL.SLIM_BLOCKS", [3, 1]], r"the blocks must rise, each once; write \[1, 3\]"),
+    (["MODEL.SLIM_BLOCKS", [3, 1]], r"the blocks must be strictly increasing; write \[1, 3\]"),
     (["MODEL.SLIM_BLOCKS", [1, 9]], "has 4 blocks"),
     (["MODEL.SLIM_KEEP", [0.5, 0.01]], "is less than one"),
     (["MODEL.SLIM_KEEP", [0.5, 2.0]], r"it must be a list of shares in \(0, 1\]"),

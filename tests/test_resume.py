@@ -221,9 +221,9 @@ def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_pat
 
 
 @pytest.mark.parametrize(("key", "value", "parts"), [
-    ("SOLVER.BASE_LR", "0.5", ["SOLVER.BASE_LR is 0.5", "begun with 0.00"]),
-    ("SOLVER.SEED", "7", ["SOLVER.SEED is 7", "begun with 1111"]),
-    ("MODEL.SDTPS_USE_GUMBEL", "False", ["MODEL.SDTPS_GUMBEL_SELECT is False", "begun with True", "1 more keys differ"]),
+    ("SOLVER.BASE_LR", "0.5", ["SOLVER.BASE_LR is 0.5", "started with 0.00"]),
+    ("SOLVER.SEED", "7", ["SOLVER.SEED is 7", "started with 1111"]),
+    ("MODEL.SDTPS_USE_GUMBEL", "False", ["MODEL.SDTPS_GUMBEL_SELECT is False", "started with True", "1 more keys differ"]),
 ])
 def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, parts):
     before = contents(copied)
@@ -243,7 +243,7 @@ def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference
     torch.save(last | {"config": without_selector(last["config"])}, copied / "last.pth")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
     said = fails([*words, "MODEL.USE_SDTPS", "False", "MODEL.SELECTOR", "sdtps_centred"])
-    assert "MODEL.SELECTOR is 'sdtps_centred'" in said and "begun with ''" in said
+    assert "MODEL.SELECTOR is 'sdtps_centred'" in said and "started with ''" in said
     assert call(words) == 0
     assert_same(reference, copied)
 

@@ -1,7 +1,6 @@
 """The reader of RGBNT201: what is on disk, and what is wrong there."""
 from pathlib import Path
 
-import pytest
 from triplets import FIRST, config, images_of, message_of
 
 from demo_sdtps.config import MODALITIES
@@ -22,13 +21,6 @@ def test_samples_are_what_the_files_are(tiny_root):
     assert {sample.identity for sample in splits["train"]} == {1, 2, 3, 4, 5, 6}
     assert {sample.camera for sample in splits["train"]} == {0, 1, 2, 3}
     assert splits["query"] == splits["gallery"]
-
-
-def test_only_the_splits_asked_for_are_read(own_root):
-    for modality in MODALITIES:
-        for path in images_of(own_root, modality=modality).iterdir():
-            path.unlink()
-    assert list(read_splits(config(own_root), ("query",))) == ["query"]
 
 
 def test_what_is_no_image_of_a_modality_is_not_read(own_root):
@@ -53,56 +45,7 @@ def test_labels_count_identities_in_order():
     assert identity_labels(samples) == {7: 0, 30: 1, 258: 2}
 
 
-def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path):
-    message = message_of(read_splits, config(tmp_path))
-    for part in (str(tmp_path / "RGBNT201"), "DATASETS.ROOT_DIR", "{train_171,test}/{RGB,NI,TI}", FIRST, "make demo"):
-        assert part in message
-
-
-def test_the_folder_itself_in_place_of_its_parent_is_reported(tiny_root):
-    message = message_of(read_splits, config(tiny_root / "RGBNT201"))
-    assert "set DATASETS.ROOT_DIR to its parent folder" in message
-
-
-@pytest.mark.parametrize("modality", MODALITIES)
-@pytest.mark.parametrize(("split", "folder"), [("train", "train_171"), ("query", "test")])
-def test_a_missing_modality_folder_is_reported(own_root, modality, split, folder):
-    images_of(own_root, folder, modality).rename(own_root / "elsewhere")
-    message = message_of(read_splits, config(own_root))
-    assert str(images_of(own_root, folder, modality)) in message and "is missing" in message
-    assert split in message and "{RGB,NI,TI}" in message
-
-
-@pytest.mark.parametrize("modality", MODALITIES)
-def test_a_missing_image_of_one_modality_is_reported(own_root, modality):
-    (images_of(own_root, modality=modality) / FIRST).unlink()
-    message = message_of(read_splits, config(own_root))
-    assert str(images_of(own_root, modality=modality) / FIRST) + " is missing" in message
-    there = next(other for other in MODALITIES if other != modality)
-    assert f"has no {modality} image" in message and f"such as {images_of(own_root, modality=there) / FIRST}" in message
-
-
 def test_two_missing_images_of_a_triplet_are_reported_together(own_root):
     for modality in ("RGB", "TI"):
         (images_of(own_root, modality=modality) / FIRST).unlink()
     assert "has no RGB and no TI image" in message_of(read_splits, config(own_root))
-
-
-@pytest.mark.parametrize(("split", "folder"), [("train", "train_171"), ("query", "test")])
-def test_an_empty_split_is_reported(own_root, split, folder):
-    for modality in MODALITIES:
-        for path in images_of(own_root, folder, modality).iterdir():
-            path.unlink()
-    message = message_of(read_splits, config(own_root))
-    assert f"{split} split" in message and "is empty" in message and str(own_root / "RGBNT201") in message
-    assert "{train_171,test}" in message
-
-
-@pytest.mark.parametrize("name", ["portrait.jpg", "00001_cam1_0_00.jpg", "000001_c1_0_00.jpg", "000001_camX_0.jpg",
-                                  "000001_cam0_0_00.jpg", "000001_cam12_0_00.jpg"])
-def test_a_name_that_says_no_identity_or_camera_is_reported(own_root, name):
-    for modality in MODALITIES:
-        folder = images_of(own_root, modality=modality)
-        (folder / FIRST).rename(folder / name)
-    message = message_of(read_splits, config(own_root))
-    assert str(images_of(own_root) / name) in message and FIRST in message and "rename or remove" in message

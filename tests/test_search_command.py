@@ -164,7 +164,7 @@ def emptied(folder):
 BAD = {
     "empty gallery": (lambda place: emptied(place / "gallery"), [], "folder gallery has no image in RGB, NI, TI"),
     "no modality": (lambda place: os.renames(place / "gallery" / "RGB", place / "deep" / "gallery" / "rgb"),
-                    ["--gallery", "deep/gallery"], "folder deep/gallery has none of the folders RGB, NI, TI (it has rgb)"),
+                    ["--gallery", "deep/gallery"], "folder deep/gallery has no image in RGB, NI, TI"),
     "no gallery": (None, ["--gallery", "galery"], "folder galery is missing"),
     "a file as gallery": (None, ["--gallery", "gallery/RGB/photo 0.jpg"], "photo 0.jpg is a file"),
     "a text file in the query": (lambda place: (place / "query" / "TI" / "<i>&0.jpg").write_text("words"), [],

@@ -1,23 +1,17 @@
 """Commands without --config_file: the configuration is the one that the checkpoint holds."""
 import shutil
-from pathlib import Path
 
 import pytest
 import seps_tiny
 import torch
-from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, contents, table_of
-from test_nothing_executes import TRAPS
+from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, table_of
 
 from demo_sdtps import test_net
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.checkpoint import save_checkpoint
-from demo_sdtps.engine.run.resume import Resumed, check_config
 from demo_sdtps.modeling import make_model
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality
-
-ALIASES = "a: &a [" + "1," * 200 + "]\nb: [" + "*a," * 200 + "]"
-"""More values than anybody needs."""
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +112,10 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
 
 def test_checkpoints_of_the_other_kind_are_reported(fails, checkpoint, seps_checkpoint):
     said = fails(test_net.main, "--weight", seps_checkpoint)
-    assert f"the checkpoint {seps_checkpoint} has the unknown key" in said and "not of this version's train_net.py" in said
+    assert said.startswith("Unknown key ") and f"the checkpoint {seps_checkpoint}" in said
     assert "a checkpoint of SEPS belongs to test_seps.py" in said
     said = fails(seps_tiny.test_seps.main, "--weight", checkpoint)
-    assert f"the checkpoint {checkpoint} has the unknown key" in said and "it is not of this version's train_seps.py" in said
+    assert said.startswith("Unknown key ") and f"the checkpoint {checkpoint}" in said
     assert "a checkpoint of train_net.py belongs to test_net.py" in said
 
 
@@ -155,20 +149,12 @@ def test_weights_that_cannot_be_read_are_reported(fails, tmp_path):
 
 
 @pytest.mark.parametrize(("config", "said"), [
-    (3, "hold no configuration"), (None, "hold no configuration"), ("", "hold no configuration"),
-    ("[1, 2]", "holds no KEY: value pairs"),
-    ("MODEL: [", "is not valid YAML at line 1"), ("MODEL: {HDM: True, HDM: False}", "HDM comes twice in its section"),
-    ("MODEL: !!python/object/apply:os.mkdir [executed]", "is not valid YAML"),
-    (ALIASES, "YAML aliases"), ("#" * (1 << 21), "is larger than"),
-    ("SOLVER: {SEED: nine}", "SOLVER.SEED in the checkpoint"), ("SOLVER: {NOTHING: 1}", "unknown key 'SOLVER.NOTHING'"),
-    ("SOLVER: {IMS_PER_BATCH: 7}", "SOLVER.IMS_PER_BATCH is 7")], ids=lambda value: repr(value)[:40])
-def test_a_damaged_configuration_is_reported_with_its_checkpoint(fails, checkpoint, tmp_path, monkeypatch, config, said):
-    monkeypatch.chdir(tmp_path)
+    ("", "hold no configuration"), ("MODEL: [", "is not valid YAML"), ("SOLVER: {SEED: nine}", "SOLVER.SEED in the checkpoint"),
+    ("SOLVER: {NOTHING: 1}", "Unknown key 'SOLVER.NOTHING'"), ("SOLVER: {IMS_PER_BATCH: 7}", "SOLVER.IMS_PER_BATCH is 7")])
+def test_a_configuration_that_cannot_be_used_is_reported_with_its_checkpoint(fails, checkpoint, tmp_path, config, said):
     path = changed(checkpoint, tmp_path / "damaged.pth", config=config)
-    before = contents(tmp_path)
     sentence = fails(test_net.main, "--weight", path)
     assert said in sentence and str(path) in sentence
-    assert contents(tmp_path) == before
 
 
 def test_data_that_have_moved_are_reported_and_given(command, fails, checkpoint, tiny_root, tmp_path):
@@ -176,17 +162,3 @@ def test_data_that_have_moved_are_reported_and_given(command, fails, checkpoint,
     path = changed(checkpoint, tmp_path / "moved.pth", config=text)
     assert "The data set RGBNT201 is not at /elsewhere/RGBNT201" in fails(test_net.main, "--weight", path)
     assert command(test_net.main, "--weight", path, "DATASETS.ROOT_DIR", tiny_root)[0] == 0
-
-
-def test_a_damaged_configuration_of_a_run_to_continue_is_reported(tiny_root):
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
-    with pytest.raises(UserError, match=r"The configuration in run/last\.pth has .* \(YAML aliases\); choose another"):
-        check_config(cfg, Resumed({"config": ALIASES}, Path("run/last.pth")))
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_looking_for_a_configuration_runs_nothing(fails, tmp_path, trap):
-    path = tmp_path / "w.pth"
-    TRAPS[trap](path)
-    assert "plain tensors" in fails(test_net.main, "--weight", path)
-    assert [file.name for file in tmp_path.iterdir()] == ["w.pth"]

@@ -138,30 +138,16 @@ def test_demos_fusion_and_back(width, heads, dtype, prefix):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), name
 
 
-def change(weights, end, tensor):
-    """The weights with those whose names end so replaced, or, by None, left out."""
-    assert any(name.endswith(end) for name in weights)
-    return {name: tensor if name.endswith(end) else value for name, value in weights.items()
-            if tensor is not None or not name.endswith(end)}
-
-
-@pytest.mark.parametrize(("end", "tensor", "said"), [
-    ("experts.2.expertHead.5.mlp.0.weight", None, "moe.experts.2.expertHead.5.mlp.0.weight is missing;"),
-    ("experts.3.expertHead.0.mlp.0.weight", None, "moe.experts.3.expertHead.0.mlp.0.weight is missing;"),
-    ("mlp.2.num_batches_tracked", None, "moe.experts.0.expertHead.0.mlp.2.num_batches_tracked is missing, and 27 more;"),
-    ("experts.1.expertHead.1.mlp.2.num_batches_tracked", torch.tensor(3),
-     "moe.experts.1.expertHead.1.mlp.2.num_batches_tracked has counted other batches than generalFusion.moe.experts.0"),
-    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(5),
-     "moe.experts.1.expertHead.1.mlp.0.bias has another shape or type than generalFusion.moe.experts.0.expertHead"),
-    ("experts.1.expertHead.1.mlp.0.bias", torch.zeros(16, dtype=torch.float16), "has another shape or type than"),
-    ("generalFusion.nt.out_proj.bias", None, "nt.out_proj.bias is missing;"),
-    ("generalFusion.rt_token", torch.zeros(1, 1, 32), "rt_token has another shape or type than generalFusion.r_token;"),
-], ids=lambda value: str(value) if isinstance(value, str) else "")
-def test_a_fusion_that_is_not_whole_is_reported(tmp_path, end, tensor, said):
-    theirs = change(to_demo(tiny_model(*FUSION).state_dict()), end, tensor)
-    with pytest.raises(ValueError, match=re.escape(f"{said.rstrip(';')}")):
-        from_demo(theirs)
-    torch.save(theirs, tmp_path / "broken.pth")
+@pytest.mark.parametrize(("end", "said"), [
+    ("experts.2.expertHead.5.mlp.0.weight", "moe.experts.2.expertHead.5.mlp.0.weight is missing"),
+    ("mlp.2.num_batches_tracked", "moe.experts.0.expertHead.0.mlp.2.num_batches_tracked is missing, and 27 more"),
+    ("generalFusion.nt.out_proj.bias", "nt.out_proj.bias is missing"),
+])
+def test_a_fusion_that_is_not_whole_is_reported(tmp_path, end, said):
+    theirs = to_demo(tiny_model(*FUSION).state_dict())
+    left = {name: tensor for name, tensor in theirs.items() if not name.endswith(end)}
+    assert len(left) < len(theirs)
+    torch.save(left, tmp_path / "broken.pth")
     with pytest.raises(UserError, match=re.escape(said)) as raised:
         read_checkpoint(tmp_path / "broken.pth")
     assert str(raised.value).startswith(f"The weights {tmp_path / 'broken.pth'} cannot be used: generalFusion.")

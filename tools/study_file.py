@@ -7,7 +7,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
-from demo_sdtps.config.yaml_file import read_yaml
+from demo_sdtps.config.load import read_yaml
 
 DEFAULTS = {"title": "", "config": "", "seeds": [1, 2, 3], "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "variants": {}}

@@ -15,7 +15,7 @@ import yaml
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import check_regular, read_json
-from demo_sdtps.config.yaml_file import read_yaml
+from demo_sdtps.config.load import read_yaml
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.run.output import BEST, CONFIG, LAST, LOG, METRICS, PREVIOUS, RECORD, own_files
 from demo_sdtps.engine.run.tracking import FOLDER

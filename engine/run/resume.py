@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, get_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, flat, flatten
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.config.shortage import shortage
-from demo_sdtps.config.yaml_file import parse_yaml, read_yaml
 from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
 from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, check_archive, load_torch
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
@@ -96,14 +95,12 @@ def read_last(output: Path) -> Resumed:
 
 def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> list[str]:
     """Warnings about a configuration that resumes a run. Raises `UserError` where another key than RESUMABLE_KEYS differs."""
-    advice = "choose another OUTPUT_DIR, or start the run again with --overwrite and without RESUME"
-    stored = parse_yaml(found.state["config"], f"The configuration in {found.path}", advice, advice)
-    changed = _changes(cfg, stored, schema)
+    changed = _changes(cfg, load_cfg(StoredText(found.path, found.state["config"]), (), schema), schema)
     others = [key for key in changed if key != LENGTH]
     if others:
         before, now = changed[others[0]]
         more = f" ({len(others) - 1} more keys differ)" if len(others) > 1 else ""
-        raise UserError(f"{others[0]} is {now}, but the run in {found.path} was begun with {before}{more}; to continue it, "
+        raise UserError(f"{others[0]} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
                         "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
     begun = found.state["epoch"] + bool(found.state["step"])
     if begun > cfg.SOLVER.MAX_EPOCHS:
@@ -120,13 +117,12 @@ def _read(path: Path) -> Mapping:
     if path.is_file():
         path.open("rb").close()  # a file that may not be read is not damaged: the `PermissionError` ends the command
     try:
-        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
         state = load_torch(path)
-    except LOAD_ERRORS as error:
+    except (OSError, *LOAD_ERRORS) as error:
         if shortage(error) or isinstance(error, MemoryError):  # the file may be whole
             raise
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
@@ -160,21 +156,13 @@ def restoring(path: Path) -> Iterator[None]:
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
     try:
-        return not _changes(cfg, read_yaml(path, "configuration", "choose another OUTPUT_DIR"), schema)
+        return not _changes(cfg, load_cfg(path, (), schema), schema)
     except UserError:  # not a run's configuration
         return False
 
 
-def _changes(cfg: CfgNode, content: Mapping, schema: Schema) -> dict[str, tuple[str, str]]:
-    """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text.
-
-    A key that the stored configuration lacks, because the key is newer, counts as its default.
-    """
-    defaults, now = (flat(config, schema) for config in (get_cfg(schema), cfg))
-    before = defaults | dict(flatten(content, schema))
-
-    def text(values: Mapping, key: str) -> str:
-        return repr(values[key]) if key in values else "absent"
-
-    return {key: (text(before, key), text(now, key)) for key in sorted(before | now)
-            if key not in RESUMABLE_KEYS and before.get(key) != now.get(key)}
+def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
+    """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
+    before, now = flat(stored, schema), flat(cfg, schema)
+    return {key: (repr(before[key]), repr(value)) for key, value in sorted(now.items())
+            if key not in RESUMABLE_KEYS and before[key] != value}
