@@ -18,7 +18,7 @@ from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.metrics import left_out
+from demo_sdtps.engine.evaluation.metrics import junk_mask
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key, make_test_data, query_distances
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, distance_name, options
 from demo_sdtps.engine.load import load_model_and_data
@@ -91,7 +91,7 @@ def allowed_distances(cfg: CfgNode, features: torch.Tensor, data: TestData,
     chosen = data.query[numbers]
     ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
     keys = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
-    distance = query_distances(cfg, features, data, numbers).masked_fill(left_out(*ids, *keys), torch.inf)
+    distance = query_distances(cfg, features, data, numbers).masked_fill(junk_mask(*ids, *keys), torch.inf)
     return distance, ids[0][:, None] == ids[1]
 
 

@@ -27,7 +27,7 @@ from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.datasets.synthetic import light
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
-from demo_sdtps.engine.evaluation.selection import SHARES, Quality, Rows, check_selection, measure_selection
+from demo_sdtps.engine.evaluation.selection import SHARES, Measures, Quality, check_selection, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.tools.figures import np, plt, save
@@ -111,7 +111,7 @@ def as_tables(quality: Quality) -> list[str]:
     return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
 
 
-def as_table(groups: dict[str, Rows]) -> str:
+def as_table(groups: dict[str, Measures]) -> str:
     """One row per group and present modality, in percent."""
     columns = {name: name.replace("_", " ") for name in SHARES} | {name: f"AP {name}" for name in detectors(groups)}
     lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
@@ -123,7 +123,7 @@ def as_table(groups: dict[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def detectors(groups: dict[str, Rows]) -> list[str]:
+def detectors(groups: dict[str, Measures]) -> list[str]:
     """The detectors of all rows, the score first."""
     return list(dict.fromkeys(name for rows in groups.values() for row in rows.values() for name in row if name not in SHARES))
 
@@ -147,7 +147,7 @@ def draw(quality: Quality, title: str, path: Path) -> Path:
     return save(figure, path)
 
 
-def draw_choice(axes: np.ndarray, cases: dict[str, Rows], chance: float) -> None:
+def draw_choice(axes: np.ndarray, cases: dict[str, Measures], chance: float) -> None:
     """The two rows of a stage or the selector."""
     names = detectors(cases)
     for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
