@@ -71,8 +71,8 @@ def main() -> None:
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration or, unless ranking is to
-    `normalise`, in whether they are normalised."""
+    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration; without `normalise` also
+    where one side alone is normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
     for key in (key for key in one if key in other and key not in may_differ and one[key] != other[key]):
