@@ -23,7 +23,7 @@ from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import choose_device, compile_model, memory_of_this_process
+from demo_sdtps.engine.runtime import choose_device, compile_model
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 
@@ -133,19 +133,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
-        batch = fitting_batch(cfg.TEST.IMS_PER_BATCH, self.model.backbone, memory_of_this_process(choose_device(self.cfg)))
-        return DataLoader(dataset, batch_size=batch, **loader_kwargs(cfg, dataset))
-
-
-def fitting_batch(wanted: int, backbone: Backbone, memory: int) -> int:
-    """The number of triplets, 1 to `wanted`, whose tensors at any time of the inference fit into half of `memory` bytes.
-
-    Estimated, for float32, as 16 copies of the tokens and the attention of a block: about twice what ViT-B/16 takes.
-    """
-    first: Any = backbone.vit.blocks[0]
-    tokens, heads = 1 + backbone.num_patches, first.attn.num_heads
-    triplet = 4 * len(MODALITIES) * tokens * (16 * backbone.vit.embed_dim + heads * tokens)
-    return max(1, min(wanted, memory // 2 // triplet))
+        return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
 @contextmanager

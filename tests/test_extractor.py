@@ -106,16 +106,6 @@ def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_p
     assert_same(found, reid.features(**files))
 
 
-@pytest.mark.parametrize("memory, largest", [(0, 1), (1 << 40, SHOWN)])
-def test_a_batch_is_as_large_as_the_memory_allows(reid, files, monkeypatch, memory, largest):
-    seen, expected = [], reid.features(**files)
-    monkeypatch.setattr(extractor, "memory_of_this_process", lambda device: memory)
-    hook = reid.model.backbone.vit.patch_embed.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    assert_same(reid.features(**files), expected)
-    hook.remove()
-    assert max(seen) in (largest, len(files) * largest)  # the modalities of a triplet alone, or together
-
-
 def test_a_configuration_that_is_missing_is_told(reid, tmp_path):
     reid.save_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()

@@ -144,19 +144,6 @@ def test_similarities_that_are_not_finite(monkeypatch, value, elements, is_match
                 function(similarity, image_of)
 
 
-@pytest.mark.parametrize("function", [retrieval, five_fold])
-def test_shapes_and_images_that_do_not_fit(function):
-    similarity, image_of = draw(14, COUNTS["five"])
-    with pytest.raises(ValueError, match=r"\(images, captions\), but they are \(100,\)"):
-        function(similarity[0], image_of)
-    for wrong in (image_of[:-1], image_of[:, None], image_of.float()):
-        with pytest.raises(ValueError, match="100 captions need as many integers"):
-            function(similarity, wrong)
-    for shift, names in ((1, "1 to 20"), (-1, "-1 to 18")):
-        with pytest.raises(ValueError, match=f"the images {names}, but there are 20"):
-            function(similarity, image_of + shift)
-
-
 def test_the_table():
     measures = dict(zip(NAMES, (86.12, 97.0, 99.0, 71.0, 90.0, 94.96), strict=True)) | {"rSum": 538.08}
     table = percent_table({"SEPS": measures, "SEPS, 5 folds": {name: value / 2 for name, value in measures.items()}})

@@ -103,7 +103,8 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
     cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"),
-             "another shard rows (12, not 5)": ("--shards", "5"), "another dtype": ("--dtype", "float16"), "another checkpoint,": ("--weight", other),
+             "another shard rows (12, not 5)": ("--shards", "5"), "another dtype": ("--dtype", "float16"),
+             "another checkpoint,": ("--weight", other),
              "another samples,": ("DATASETS.ROOT_DIR", own_root), "another TEST.MISS": ("TEST.MISS", "r"),
              "another normalised (False, not True)": ("--normalise",)}
     for what, words in cases.items():

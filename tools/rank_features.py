@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration; without `normalise` also
+    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration, and without `normalise`
     where one side alone is normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}

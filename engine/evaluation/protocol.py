@@ -16,7 +16,7 @@ from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
-from demo_sdtps.engine.runtime import memory_of_this_process
+from demo_sdtps.engine.runtime import free_gpu_memory
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -102,7 +102,7 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
 
 def to_device_if_fits(features: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
-    if device.type == "cuda" and memory_of_this_process(device) < 3 * features.nbytes + RANKING_BYTES:
+    if device.type == "cuda" and free_gpu_memory(device) < 3 * features.nbytes + RANKING_BYTES:
         return features
     return features.to(device)
 
@@ -116,11 +116,6 @@ def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranki
     if cfg.TEST.RE_RANKING == "yes":
         return evaluate_distances(k_reciprocal(query, gallery), *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
     return evaluate_ranking(query, gallery, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
-
-
-def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen: torch.Tensor) -> torch.Tensor:
-    """Distances, as they are ranked, of the queries at indices `chosen` to the whole gallery: (len(chosen), G)."""
-    return distance_rows(cfg, features, data)(chosen)
 
 
 def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
