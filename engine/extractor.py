@@ -98,7 +98,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
         """
-        if isinstance(pattern, bool) or pattern not in RETURN_PATTERNS:
+        if pattern not in RETURN_PATTERNS:
             raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
         triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})
         cameras = self._cameras(camera, len(triplets))
@@ -116,17 +116,14 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the camera of `mean_camera`."""
-        is_one = camera is None or isinstance(camera, (Integral, str))
-        found: list[Any] = [camera] * count if is_one else list(camera)  # type: ignore[arg-type]
-        for label in found:
-            if label is not None and (isinstance(label, bool) or not isinstance(label, Integral)):
-                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0, or None for any other camera.")
+        found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
+        last = f" to {self.cameras - 1}" if self.cameras else ""
         for label in found:
-            if label is not None and self.cameras and not 0 <= label < self.cameras:
-                raise UserError(f"The camera is {label}, but the model knows cameras 0 to {self.cameras - 1}; give one of "
-                                "them, or None for another camera.")
+            if label is not None and not (isinstance(label, Integral) and 0 <= label < (self.cameras or label + 1)):
+                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0{last}, or None for any other "
+                                "camera.")
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:

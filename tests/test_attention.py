@@ -12,7 +12,7 @@ from numeric import assert_close, seeded, tolerance
 from reference import attention as reference
 from test_backbones import EVA02, REGISTERS
 from timm.models.vision_transformer import ParallelScalingBlock
-from tiny import CAMERAS, ENCODER, PATCHES, WIDTH, random_images, tiny_model
+from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import read_splits

@@ -71,8 +71,8 @@ def main() -> None:
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration, and without `normalise`
-    where one side alone is normalised."""
+    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration, or, without
+    `normalise`, in whether they are normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
     for key in (key for key in one if key in other and key not in may_differ and one[key] != other[key]):
