@@ -121,7 +121,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
         last = f" to {self.cameras - 1}" if self.cameras else ""
         for label in found:
-            if label is not None and not (isinstance(label, Integral) and 0 <= label < (self.cameras or label + 1)):
+            if label is not None and not (isinstance(label, Integral) and 0 <= int(label) < (self.cameras or int(label) + 1)):
                 raise UserError(f"The camera is {label!r}, but it must be a whole number from 0{last}, or None for any other "
                                 "camera.")
         return [self.cameras if label is None else int(label) for label in found]

@@ -87,12 +87,12 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
-    recorded = about(cfg) | origin_in(cfg, arguments)
+    recorded: dict[str, Any] = about(cfg) | origin_in(cfg, arguments)
     recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
-        labels = {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
-        np.savez(file, features=features.numpy(), **labels, paths=np.array([sample.paths for sample in samples]), **recorded)
+        recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
+        np.savez(file, features=features.numpy(), paths=np.array([sample.paths for sample in samples]), **recorded)
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 

@@ -102,8 +102,8 @@ class Index:
             if not all(kept):
                 self.parts.remove(part)
                 if any(kept):
-                    columns = (list(compress(column, kept)) for column in (part.numbers, part.names, part.stamps))
-                    self.add(*columns, self._features_of(part)[kept])
+                    self.add(list(compress(part.numbers, kept)), list(compress(part.names, kept)),
+                             list(compress(part.stamps, kept)), self._features_of(part)[kept])
         self.commit()
 
     def commit(self) -> None:
