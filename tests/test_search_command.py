@@ -146,21 +146,6 @@ def test_re_ranking_and_approximate_search_are_told(searched, place):
     assert "recall@6 1.000 against exact search (queries: 1)" in searched("--index_type", "hnsw", query=one)[1]
 
 
-@pytest.mark.slow
-def test_file_names_that_are_no_text_are_written(searched, place):
-    name = os.fsdecode(b"\xff.jpg")
-    shutil.copyfile(place / "query" / "RGB" / "<i>&0.jpg", place / "gallery" / "RGB" / name)
-    code, _, stderr = searched("--csv", "hits.csv", "--output", "hits.html")
-    assert code == 0, stderr
-    assert f"gallery/RGB/{name}" in [row[2] for row in rows_of("hits.csv")]
-    assert "udcff" in (place / "hits.html").read_text(encoding="utf-8")
-
-
-def emptied(folder):
-    for path in folder.glob("*/*"):
-        path.unlink()
-
-
 BAD = {
     "no modality": (lambda place: os.renames(place / "gallery" / "RGB", place / "deep" / "gallery" / "rgb"),
                     ["--gallery", "deep/gallery"], "folder deep/gallery has none of the folders RGB, NI, TI (it has rgb)"),
