@@ -20,8 +20,7 @@ from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
-from demo_sdtps.benchmarks.scale import scale_rows
-from demo_sdtps.benchmarks.search import compressed_rows, search_rows
+from demo_sdtps.benchmarks.search import search_rows
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
@@ -42,8 +41,6 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
     "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
     "search": ("exact search in a million gallery samples", search_rows),
-    "scale": ("a gallery of a million in shards on disk: ranking and search in 2 GiB", scale_rows),
-    "compressed": ("search in ten million, compressed by IVF-PQ", compressed_rows),
     "limits": ("limits of the processor for fusion, SEPS, ranking and re-ranking", limit_rows),
     "busy": ("training beside other processes, by how threads wait for each other", busy_rows),
     "data": ("decoding, augmentation, and waiting time of training", data_rows),

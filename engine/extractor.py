@@ -1,6 +1,6 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -23,7 +23,7 @@ from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
 from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import choose_device, compile_model, exchanging, memory_of_this_process
+from demo_sdtps.engine.runtime import choose_device, compile_model
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 
@@ -52,7 +52,7 @@ def make_extractor(cfg: CfgNode, several: bool = False) -> "Extractor":
     """An `Extractor` with the weights of TEST.WEIGHT, in each of `several` processes together. Raises `UserError` where they
     cannot be read or do not fit."""
     checkpoint = (shared_checkpoint if several else read_checkpoint)(cfg.TEST.WEIGHT)
-    settings = with_values(exchanging(cfg), {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
+    settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, extractor.model, checkpoint)
     return extractor
@@ -86,21 +86,19 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
 
     def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, pattern: int = 3,
-                 camera: int | Sequence[int] | None = None, normalise: bool = True,
-                 after_batch: Callable[[], None] = lambda: None) -> np.ndarray:
+                 camera: int | Sequence[int] | None = None, normalise: bool = True) -> np.ndarray:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
         modality or for an image of it, is a missing one. `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera`
         (one, or n) is counted from 0 as in training; None, for images of any other camera, takes the mean of the cameras'
-        embeddings. With the camera given, features are those of tools/export_features.py. `after_batch` is called after each
-        batch.
+        embeddings. With the camera given, features are those of tools/export_features.py.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
         """
-        if isinstance(pattern, bool) or pattern not in RETURN_PATTERNS:
+        if pattern not in RETURN_PATTERNS:
             raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
         triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})
         cameras = self._cameras(camera, len(triplets))
@@ -112,42 +110,27 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         with mean_camera(self.model.backbone):
             for missing, numbers in by_case.items():
                 loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
-                (patterns,) = extract_features(self.cfg, self.model, loader, [missing], after_batch=after_batch)
+                (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
                 found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
         return found
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the camera of `mean_camera`."""
-        is_one = camera is None or isinstance(camera, (Integral, str))
-        found: list[Any] = [camera] * count if is_one else list(camera)  # type: ignore[arg-type]
-        for label in found:
-            if label is not None and (isinstance(label, bool) or not isinstance(label, Integral)):
-                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0, or None for any other camera.")
+        found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
+        last = f" to {self.cameras - 1}" if self.cameras else ""
         for label in found:
-            if label is not None and self.cameras and not 0 <= label < self.cameras:
-                raise UserError(f"The camera is {label}, but the model knows cameras 0 to {self.cameras - 1}; give one of "
-                                "them, or None for another camera.")
+            if label is not None and not (isinstance(label, Integral) and 0 <= int(label) < (self.cameras or int(label) + 1)):
+                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0{last}, or None for any other "
+                                "camera.")
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
         dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
-        batch = fitting_batch(cfg.TEST.IMS_PER_BATCH, self.model.backbone, memory_of_this_process(choose_device(self.cfg)))
-        return DataLoader(dataset, batch_size=batch, **loader_kwargs(cfg, dataset))
-
-
-def fitting_batch(wanted: int, backbone: Backbone, memory: int) -> int:
-    """The number of triplets, 1 to `wanted`, whose tensors at any time of the inference fit into half of `memory` bytes.
-
-    Estimated, for float32, as 16 copies of the tokens and the attention of a block: about twice what ViT-B/16 takes.
-    """
-    first: Any = backbone.vit.blocks[0]
-    tokens, heads = 1 + backbone.num_patches, first.attn.num_heads
-    triplet = 4 * len(MODALITIES) * tokens * (16 * backbone.vit.embed_dim + heads * tokens)
-    return max(1, min(wanted, memory // 2 // triplet))
+        return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
 @contextmanager

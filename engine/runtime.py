@@ -4,7 +4,6 @@ import math
 import os
 import random
 import shutil
-import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -54,16 +53,9 @@ def exchanging(cfg: CfgNode) -> CfgNode:
     return with_values(cfg, {"TEST.IMS_PER_BATCH": min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)})
 
 
-def memory_of_this_process(device: torch.device) -> int:
-    """Bytes of memory that are free on `device`; of a CPU this process's share of what Linux estimates, where torchrun starts
-    several on the machine, and no limit on other systems."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        return 1024 * int(known["MemAvailable"].split()[0]) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    except (OSError, KeyError):
-        return sys.maxsize
+def free_gpu_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on a GPU, those that torch keeps included."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:

@@ -12,7 +12,7 @@ from numeric import assert_close, seeded, tolerance
 from reference import attention as reference
 from test_backbones import EVA02, REGISTERS
 from timm.models.vision_transformer import ParallelScalingBlock
-from tiny import CAMERAS, ENCODER, PATCHES, WIDTH, random_images, tiny_model
+from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import read_splits
@@ -213,26 +213,6 @@ def test_what_is_drawn(drawn, weights):
 
     figure = drawn(weights("MODEL.USE_SDTPS", "False", "MODEL.FROZEN", "True"), "--method", "gradcam", "--return_pattern", "1")
     assert len(figure.axes) == 2 * 6 and "Grad-CAM" in figure.get_suptitle() and "original" in figure.get_suptitle()
-
-
-@pytest.mark.parametrize("method", draw_attention.METHODS)
-def test_triplets_in_parts_are_drawn_like_all_at_once(tiny_root, monkeypatch, method):
-    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], *FUSED])
-    samples = read_splits(cfg, ("query",))["query"][:3]
-    for seed in count():  # until patches are chosen clearly
-        torch.manual_seed(seeded(seed))
-        model = make_model(cfg, 5, CAMERAS).eval()
-        with margins() as found:
-            whole = draw_attention.attention_of(cfg, model, samples, [samples] * 3, method)
-        if min(found) > tolerance(*2 * (*ENCODER, *SCORE)):
-            break
-    monkeypatch.setattr(draw_attention, "AT_A_TIME", 2)
-    parts = draw_attention.attention_of(cfg, model, samples, [samples] * 3, method)
-    for one, other in zip(whole[0], parts[0], strict=True):
-        for modality in MODALITIES:
-            assert_close(one[modality], other[modality], *4 * ENCODER)
-    assert_close(whole[1].gates, parts[1].gates, *2 * ENCODER)
-    assert_close(whole[1].hdm["rt"]["TI"], parts[1].hdm["rt"]["TI"], *2 * ENCODER)
 
 
 def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):

@@ -7,7 +7,7 @@ from commands import CONFIG, QUERIES, checkpoint_file, cli_args_for
 from numeric import assert_close, numpy_generator
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine.evaluation.projection import METHODS, project
+from demo_sdtps.engine.evaluation.embedding import METHODS, check_method, embed
 from demo_sdtps.tools import draw_embedding
 
 CLUSTERS = 3
@@ -26,9 +26,9 @@ def clusters(seed, each=12, width=20):
 @pytest.mark.parametrize("method", SLOW)
 def test_clusters_stay_apart_and_a_seed_gives_the_same_points(method):
     features, labels = clusters(seed=1)
-    points = project(features, method, seed=5)
+    points = embed(features, method, seed=5)
     assert points.shape == (len(labels), 2) and points.dtype == np.float32
-    assert np.array_equal(points, project(features, method, seed=5))
+    assert np.array_equal(points, embed(features, method, seed=5))
     distance = np.linalg.norm(points[:, None] - points[None], axis=-1)
     np.fill_diagonal(distance, np.inf)
     assert (labels[distance.argmin(axis=1)] == labels).all()
@@ -39,16 +39,16 @@ def test_pca_shows_the_directions_of_the_largest_variance():
     features, _ = clusters(seed=2)
     centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
     expected = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
-    found = project(features, "pca", seed=0)
+    found = embed(features, "pca", seed=0)
     signs = np.sign((found * expected).sum(axis=0))
     assert_close(found, signs * expected, 1)  # rounded from float64
 
 
 @pytest.mark.parametrize("method", ["pca", pytest.param("tsne", marks=pytest.mark.slow)])
 def test_few_features(method):
-    assert project(clusters(seed=3)[0][:4], method, seed=0).shape == (4, 2)
+    assert embed(clusters(seed=3)[0][:4], method, seed=0).shape == (4, 2)
     with pytest.raises(UserError, match="There are 3 samples, but a scatter plot needs at least 4"):
-        project(clusters(seed=3)[0][:3], method, seed=0)
+        check_method(method, 3)
 
 
 @pytest.mark.parametrize(("method", "package", "extra"), [("umap", "umap", "umap"), ("tsne", "sklearn.manifold", "report"),
@@ -56,7 +56,7 @@ def test_few_features(method):
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, method, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"not installed; pip install '\.\[{extra}\]'"):
-        project(clusters(seed=4)[0], method, seed=0)
+        check_method(method, 4)
 
 
 @pytest.mark.parametrize(("words", "panels", "points"), [

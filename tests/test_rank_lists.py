@@ -92,14 +92,12 @@ def first_hits(cfg, features, data, nearer=0.0):
     return found
 
 
-def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked, monkeypatch):
+def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     best, worst, everyone = first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES)  # whatever is rounded
     failed, possible = ([number for number in everyone if ranks[number] > 1] for ranks in (best, worst))
-    for size in (QUERIES, 5):  # at once and in parts
-        monkeypatch.setattr(draw_ranks, "AT_A_TIME", size)
-        found = draw_ranks.failures(*ranked, everyone)
-        assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
-        assert all(worst[first] >= best[second] for first, second in pairwise(found))
+    found = draw_ranks.failures(*ranked, everyone)
+    assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
+    assert all(worst[first] >= best[second] for first, second in pairwise(found))
     fine = [number for number in everyone if worst[number] == 1]
     with pytest.raises(UserError, match="--failures finds none"):
         draw_ranks.failures(*ranked, fine)

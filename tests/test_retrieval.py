@@ -38,7 +38,7 @@ def test_against_a_sort(counts, levels):
     assert_same(found, reference.retrieval(similarity.tolist(), image_of.tolist()))
     assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
     if counts != "one image" and levels is None:
-        assert all(found[f"{way} R@1"] < 100 and 0 < found[f"{way} R@10"] for way in ("i2t", "t2i"))
+        assert all(found[f"{way} R@1"] < 100 and found[f"{way} R@10"] > 0 for way in ("i2t", "t2i"))
 
 
 def test_recalls_worked_out_by_hand():
@@ -142,19 +142,6 @@ def test_similarities_that_are_not_finite(monkeypatch, value, elements, is_match
         if function is retrieval or is_match:  # similarities between two folds are not looked at
             with pytest.raises(ValueError, match=r"not finite.*embeddings"):
                 function(similarity, image_of)
-
-
-@pytest.mark.parametrize("function", [retrieval, five_fold])
-def test_shapes_and_images_that_do_not_fit(function):
-    similarity, image_of = draw(14, COUNTS["five"])
-    with pytest.raises(ValueError, match=r"\(images, captions\), but they are \(100,\)"):
-        function(similarity[0], image_of)
-    for wrong in (image_of[:-1], image_of[:, None], image_of.float()):
-        with pytest.raises(ValueError, match="100 captions need as many integers"):
-            function(similarity, wrong)
-    for shift, names in ((1, "1 to 20"), (-1, "-1 to 18")):
-        with pytest.raises(ValueError, match=f"the images {names}, but there are 20"):
-            function(similarity, image_of + shift)
 
 
 def test_the_table():

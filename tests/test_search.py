@@ -10,7 +10,7 @@ from test_reranking import roundings, undecided
 from demo_sdtps.engine.evaluation.metrics import squared_distances
 from demo_sdtps.engine.search import approximate, nearest
 from demo_sdtps.engine.search.nearest import Hits
-from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.engine.search.store import Stack
 
 
 def random_features(generator, count, width=24, copies=0):
@@ -26,9 +26,10 @@ def short_features(generator, *shape, **copies):
 
 
 def stack_of(features, size=7):
-    """In blocks of `size` rows, the last a smaller one."""
-    blocks = np.split(features, range(size, len(features), size))
-    return Stack([len(block) for block in blocks], lambda number: blocks[number])
+    """In shards of `size` rows, the last a smaller one."""
+    shards = np.split(features, range(size, len(features), size))
+    return Stack([len(shard) for shard in shards], features.shape[1],
+                 lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]))
 
 
 def names_of(generator, count):

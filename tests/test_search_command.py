@@ -146,46 +146,21 @@ def test_re_ranking_and_approximate_search_are_told(searched, place):
     assert "recall@6 1.000 against exact search (queries: 1)" in searched("--index_type", "hnsw", query=one)[1]
 
 
-@pytest.mark.slow
-def test_file_names_that_are_no_text_are_written(searched, place):
-    name = os.fsdecode(b"\xff.jpg")
-    shutil.copyfile(place / "query" / "RGB" / "<i>&0.jpg", place / "gallery" / "RGB" / name)
-    code, _, stderr = searched("--csv", "hits.csv", "--output", "hits.html")
-    assert code == 0, stderr
-    assert f"gallery/RGB/{name}" in [row[2] for row in rows_of("hits.csv")]
-    assert "udcff" in (place / "hits.html").read_text(encoding="utf-8")
-
-
-def emptied(folder):
-    for path in folder.glob("*/*"):
-        path.unlink()
-
-
 BAD = {
-    "empty gallery": (lambda place: emptied(place / "gallery"), [], "folder gallery has no image in RGB, NI, TI"),
     "no modality": (lambda place: os.renames(place / "gallery" / "RGB", place / "deep" / "gallery" / "rgb"),
                     ["--gallery", "deep/gallery"], "folder deep/gallery has no image in RGB, NI, TI"),
     "no gallery": (None, ["--gallery", "galery"], "folder galery is missing"),
-    "a file as gallery": (None, ["--gallery", "gallery/RGB/photo 0.jpg"], "photo 0.jpg is a file"),
     "a text file in the query": (lambda place: (place / "query" / "TI" / "<i>&0.jpg").write_text("words"), [],
                                  "cannot be read: 1, namely query/TI/<i>&0.jpg (cannot identify"),
-    "a query in another folder": (lambda place: shutil.copy(place / "query" / "RGB" / "<i>&0.jpg", place / "x.jpg"),
-                                  ["--query", "x.jpg"], "x.jpg lies in none of the folders RGB, NI, TI"),
     "a query that is no image": (lambda place: (place / "query" / "RGB" / "x.txt").touch(), ["--query", "query/RGB/x.txt"],
                                  "query/RGB/x.txt has a name that does not end like that of an image"),
-    "no query": (None, ["--query", "query/RGB/none.jpg"], "query/RGB/none.jpg is missing"),
     "more hits than images": (None, ["--top", "6"], "--top is 6, but the gallery gallery has 5 triplets"),
     "fewer re-ranked than shown": (None, ["--re_rank", "3"], "--re_rank is 3, fewer than the 5 hits to show"),
     "codes of few images": (None, ["--index_type", "ivfpq"], "has 5 triplets, but --index_type ivfpq is trained on 256"),
-    "no weights": (None, ["--weight", "none.pth"], "none.pth do not exist"),
-    "an output of another kind": (None, ["--output", "hits.txt"], "hits.txt must be a file ending in .html"),
-    "an output that exists": (lambda place: (place / "hits.csv").touch(), ["--csv", "hits.csv"], "hits.csv already exists"),
     "an output in the gallery": (None, ["--csv", "gallery/hits.csv"], "lies in gallery, which this command reads"),
-    "an output in no folder": (lambda place: (place / "file").touch(), ["--csv", "file/hits.csv"], "in a folder that can be"),
     "an index in the gallery": (None, ["--index", "gallery/index"], "index gallery/index (--index) lies in gallery, which"),
     "an index of other files": (lambda place: (place / "mine").mkdir() or (place / "mine" / "x").touch(), ["--index", "mine"],
-                                "index mine is no folder of an index"),
-    "an index in no folder": (lambda place: (place / "file").touch(), ["--index", "file/index"], "index file/index"),
+                                "mine has other files such as x"),
 }
 
 
@@ -238,9 +213,9 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(searche
     searched("--index", "kept", "--top", "2")
     before = contents(place)
     other = checkpoint_file(place.parent / f"{place.name}.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), classes=7)
-    for words, said in ((("--weight", other), "made with other weights"),
-                        (("--return_pattern", "1"), "made with return pattern 3, not 1"),
-                        (("INPUT.PIXEL_MEAN", "[0,0,0]"), "made with INPUT.PIXEL_MEAN [0.5, 0.5, 0.5], not [0, 0, 0]")):
+    for words, said in ((("--weight", other), "another checkpoint"),
+                        (("--return_pattern", "1"), "another return pattern (3, not 1)"),
+                        (("INPUT.PIXEL_MEAN", "[0,0,0]"), "another INPUT.PIXEL_MEAN ([0.5, 0.5, 0.5], not [0, 0, 0])")):
         code, stdout, stderr = searched("--index", "kept", *words)
         assert code == 2 and stderr.startswith(ONE_LINE) and said in stderr and "--rebuild" in stderr and not stdout
         assert contents(place) == before

@@ -1,5 +1,4 @@
 """The index of a gallery on disk: it grows, notices changes, survives interruptions, and refuses what does not fit."""
-import json
 import os
 from pathlib import Path
 
@@ -8,13 +7,14 @@ import pytest
 from PIL import Image
 from test_files import full_disk
 
-from demo_sdtps.config import UserError, files
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
-from demo_sdtps.engine.search import approximate, gallery, store
+from demo_sdtps.engine.search import approximate, gallery
 from demo_sdtps.engine.search.gallery import Changes, open_index, update
 from demo_sdtps.engine.search.nearest import nearest
 
-ORIGIN = {"weights": "a" * 64, "return pattern": 3, "INPUT.SIZE_TEST": [32, 16]}
+KEYS = {"INPUT.SIZE_TEST": [32, 16]}
+ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}
 COLOURS = 3
 
 
@@ -45,8 +45,7 @@ def place(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    for module in (store, gallery):
-        monkeypatch.setattr(module, "PART_ROWS", 4)
+    monkeypatch.setattr(gallery, "SHARD_ROWS", 4)
 
 
 def paint(folder, name, seed, modalities=("RGB",)):
@@ -56,8 +55,8 @@ def paint(folder, name, seed, modalities=("RGB",)):
         Image.fromarray(pixels).save(folder / modality / f"{name}.png")
 
 
-def opened(place, kind="flat", rebuild=False, origin=ORIGIN):
-    return open_index(place / "index", place / "gallery", origin, kind, rebuild)
+def opened(place, rebuild=False, origin=ORIGIN):
+    return open_index(place / "index", place / "gallery", origin, rebuild)
 
 
 def updated(place, extract=None):
@@ -78,7 +77,7 @@ def expected(place):
 
 
 def files_of(index):
-    return {path.name for path in index.folder.iterdir()}
+    return {path.name for path in index.store.folder.iterdir()}
 
 
 def test_a_new_index_has_every_triplet_and_is_not_read_again(place):
@@ -110,7 +109,7 @@ def test_files_hold_what_counts_and_parts_are_filled(place):
         paint(place / "gallery", f"more {number}", 60 + number)
         index, _ = updated(place)
     assert [len(part.names) for part in index.parts] == [4, 4, 4, 4, 3]
-    assert files_of(index) == {"index.json", *(part.stem + suffix for part in index.parts for suffix in (".npy", ".json"))}
+    assert files_of(index) == {"store.json", *(part.shard for part in index.parts)}
 
 
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
@@ -134,127 +133,90 @@ def test_images_that_cannot_be_read_are_told_after_all_others_are_in_the_index(p
     assert rest.names == [*bad] and changes.new == 3 and content(index) == expected(place)
 
 
-def test_files_that_have_not_changed_are_not_compared_again(place, monkeypatch):
-    """But for those that were written a moment before: their next change might not show in their times."""
-    index, _ = updated(place)
-    compared = []
-    monkeypatch.setattr(store, "sha256", lambda path: compared.append(path.name) or files.sha256(path))
-    every = sorted(files_of(index) - {"index.json"})
-    opened(place)
-    assert sorted(compared) == every
-    monkeypatch.setattr(files, "SETTLED", 0)
-    compared.clear()
-    opened(place)
-    assert sorted(compared) == every
-    compared.clear()
-    opened(place)
-    assert not compared
-    times = os.stat(index.folder / every[0])
-    flip(index.folder / every[0])
-    os.utime(index.folder / every[0], ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(UserError, match="is damaged"):
-        opened(place)
-    assert compared == [every[0]]
-
-
 def test_a_full_disk_leaves_the_index_as_it_was(place):
     index, _ = updated(place)
-    before = {name: (index.folder / name).read_bytes() for name in files_of(index)}
+    before = {name: (index.store.folder / name).read_bytes() for name in files_of(index)}
     paint(place / "gallery", "new", 50)
     with pytest.raises(UserError, match="cannot be written"), full_disk(200):
         updated(place)
     assert content(opened(place)) == content(index)
-    assert {name: (index.folder / name).read_bytes() for name in before} == before
+    assert {name: (index.store.folder / name).read_bytes() for name in before} == before
 
 
 def test_what_a_killed_writer_left_is_removed_and_other_files_stay(place):
     index, _ = updated(place)
-    for name in ("part-0123456789abcdef.npy", ".part-0123456789abcdef.json.0123456789abcdef.part", "mine.npy"):
-        (index.folder / name).touch()
+    for name in ("shard-0123456789abcdef.safetensors", ".shard-0123456789abcdef.safetensors.0123456789abcdef.part", "mine.npy"):
+        (index.store.folder / name).touch()
     paint(place / "gallery", "new", 50)
     index, _ = updated(place)
-    assert files_of(index) & {"mine.npy", "part-0123456789abcdef.npy"} == {"mine.npy"}
-    assert not any(name.endswith(".part") for name in files_of(index))
+    assert files_of(index) == {"store.json", "mine.npy", *(part.shard for part in index.parts)}
 
 
 def cut(path):
-    data = path.read_bytes()
-    path.write_bytes(data[:len(data) // 2])
+    path.write_bytes(path.read_bytes()[:-8])
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damage):
+    index, _ = updated(place)
+    shard = index.store.folder / index.parts[1].shard
+    damage(shard)
+    with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
+        opened(place)
+    fresh = opened(place, rebuild=True)
+    assert (index.store.folder / index.parts[0].shard).exists()  # the old ones stay until the first new one is written
+    update(fresh, read_folder(place / "gallery"), Colours())
+    assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.parts)
 
 
-@pytest.mark.parametrize("damage", [pytest.param(cut, marks=pytest.mark.slow), flip,
-                                    pytest.param(Path.unlink, marks=pytest.mark.slow)])
-def test_damage_to_any_file_is_refused_by_name(place, damage):
-    """index.json that is missing is no index: then the other files in the folder are left-overs."""
+def test_a_damaged_approximate_index_is_made_anew(place):
     index, _ = updated(place)
     approximate.candidates(index, "hnsw")
-    whole = {name: (index.folder / name).read_bytes() for name in files_of(index)}
-    assert len(whole) == 1 + 2 * len(index.parts) + 1
-    for name in sorted(whole):
-        path = index.folder / name
-        damage(path)
-        if name == "index.json" and not path.exists():
-            assert len(opened(place, "hnsw")) == 0
-        else:
-            with pytest.raises(UserError) as error:
-                opened(place, "hnsw")
-            said = "is missing" if damage is Path.unlink else "is damaged"
-            assert f"The file {path} of the index {said}" in str(error.value) and "--rebuild" in str(error.value)
-            # The old one stays until the new one is written.
-            assert len(opened(place, "hnsw", rebuild=True)) == 0 and (index.folder / "index.json").exists()
-        path.write_bytes(whole[name])
-    assert len(opened(place, "hnsw")) == 13
+    cut(index.store.folder / index.store.record["faiss"]["hnsw"])
+    index = opened(place)
+    features = index.features().take(np.arange(len(index)))
+    assert np.array_equal(approximate.candidates(index, "hnsw")(features, 1)[:, 0], np.arange(13))
 
 
-def test_an_index_that_is_replaced_leaves_no_file(place):
-    index, _ = updated(place)
-    flip(index.folder / (index.parts[0].stem + ".npy"))
-    fresh = opened(place, rebuild=True)
-    update(fresh, read_folder(place / "gallery"), Colours())
-    assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + 2 * len(fresh.parts)
+def test_an_index_of_an_earlier_version_is_replaced_by_rebuild_alone(place):
+    (place / "index").mkdir()
+    for name in ("index.json", "part-0123456789abcdef.npy", "part-0123456789abcdef.json", "hnsw-0123456789abcdef.faiss"):
+        (place / "index" / name).touch()
+    with pytest.raises(UserError, match="earlier version; pass --rebuild"):
+        opened(place)
+    index = opened(place, rebuild=True)
+    update(index, read_folder(place / "gallery"), Colours())
+    assert files_of(index) == {"store.json", *(part.shard for part in index.parts)}
 
 
-@pytest.mark.parametrize(("key", "value", "said"), [
-    ("weights", "b" * 64, "other weights"), ("return pattern", 1, "return pattern 3, not 1"),
-    ("INPUT.SIZE_TEST", [64, 32], "INPUT.SIZE_TEST [32, 16], not [64, 32]"), ("MODEL.NEW", 1, "MODEL.NEW None, not 1")])
-def test_an_index_of_other_features_is_refused(place, key, value, said):
+@pytest.mark.parametrize(("origin", "said"), [
+    ({"checkpoint_sha256": "b" * 64}, "another checkpoint,"), ({"return_pattern": 1}, "another return pattern (3, not 1)"),
+    ({"configuration": {"INPUT.SIZE_TEST": [64, 32]}}, "another INPUT.SIZE_TEST ([32, 16], not [64, 32])"),
+    ({"configuration": KEYS | {"MODEL.NEW": 1}}, "another MODEL.NEW (None, not 1)")])
+def test_an_index_of_other_features_is_refused(place, origin, said):
     updated(place)
     with pytest.raises(UserError) as error:
-        opened(place, origin={**ORIGIN, key: value})
-    assert f"was made with {said}" in str(error.value) and "--rebuild" in str(error.value)
-    assert len(opened(place, origin={**ORIGIN, key: value}, rebuild=True)) == 0
+        opened(place, origin=ORIGIN | origin)
+    assert f"are of {said}" in str(error.value) and "--rebuild" in str(error.value)
+    assert len(opened(place, origin=ORIGIN | origin, rebuild=True)) == 0
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     index, _ = updated(place)
     paint(place / "other", "00", 0)
     with pytest.raises(UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"):
-        open_index(index.folder, place / "other", ORIGIN, "flat", False)
+        open_index(index.store.folder, place / "other", ORIGIN, False)
     os.rename(place / "gallery", place / "moved")
-    index = open_index(index.folder, place / "moved", ORIGIN, "flat", False)
+    index = open_index(index.store.folder, place / "moved", ORIGIN, False)
     assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_a_folder_of_other_files_is_no_index(place, rebuild):
-    with pytest.raises(UserError, match="is no folder of an index, but has other files"):
-        open_index(place / "gallery", place / "gallery", ORIGIN, "flat", rebuild)
-    with pytest.raises(UserError, match="is no folder of an index"):
-        open_index(place / "gallery" / "RGB" / "00.png", place / "gallery", ORIGIN, "flat", rebuild)
-
-
-def test_an_index_of_another_version_is_refused(place, monkeypatch):
-    monkeypatch.setattr(store, "FORMAT", 2)
-    updated(place)
-    monkeypatch.undo()
-    with pytest.raises(UserError, match="is of version 2, but this program writes version 1"):
-        opened(place)
+    with pytest.raises(UserError, match="has other files such as NI"):
+        open_index(place / "gallery", place / "gallery", ORIGIN, rebuild)
+    with pytest.raises(UserError, match="is no folder"):
+        open_index(place / "gallery" / "RGB" / "00.png", place / "gallery", ORIGIN, rebuild)
 
 
 def test_names_of_any_characters_are_kept(place):
@@ -270,14 +232,14 @@ def test_an_approximate_index_follows_the_gallery(place):
 
     def neighbours():
         """Names of the nearest three of each triplet, by the approximate index and exactly."""
-        index = opened(place, "hnsw")
+        index = opened(place)
         features, names = index.features().take(np.arange(len(index))), index.names
         rows = approximate.candidates(index, "hnsw")(features, 3)
         exact = nearest(features, index.features(), names, 3).rows
         return [[{names[row] for row in line if row >= 0} for line in found] for found in (rows, exact)]
 
     def file():
-        return json.loads((index.folder / "index.json").read_text())["faiss"]["hnsw"]
+        return opened(place).store.record["faiss"]["hnsw"]
 
     found, exact = neighbours()
     first = file()
@@ -285,7 +247,7 @@ def test_an_approximate_index_follows_the_gallery(place):
     paint(place / "gallery", "new", 50)
     updated(place)
     found, exact = neighbours()
-    assert found == exact and file() != first and not (index.folder / first).exists()
+    assert found == exact and file() != first and not (index.store.folder / first).exists()
     second = file()
     (place / "gallery" / "NI" / "12.png").unlink()
     updated(place)

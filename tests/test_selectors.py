@@ -80,13 +80,13 @@ def test_every_command_serves_it(run, command, tmp_path, tiny_root):
                  command(export_features.main, *weights, "--split", "query", "--return_pattern", "2", "--output",
                          tmp_path / "x.npz"),
                  command(draw_tokens.main, *weights, "--output", tmp_path / "tokens.png"),
-                 command(selection_quality.main, *weights, "--json", tmp_path / "s.json", "--output", tmp_path / "s.png"),
+                 command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
                  command(profile_flops.main, *words),
                  command(report.main, "--run", folder)]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)
     assert len(json.loads((tmp_path / "all.json").read_text())["cases"]) == 7
     assert np.load(tmp_path / "x.npz")["features"].shape[1] == (3 + 7) * WIDTH
-    for path in (tmp_path / "tokens.png", tmp_path / "s.png", folder / "tokens.png"):
+    for path in (tmp_path / "tokens.png", folder / "tokens.png"):
         with Image.open(path) as image:
             assert min(image.size) > 100
     for cases in json.loads((tmp_path / "s.json").read_text())["cases"].values():

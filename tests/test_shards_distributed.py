@@ -1,23 +1,18 @@
-"""Export of features by several processes of torchrun, on one node and on two: the features of one process."""
+"""Export of features by two processes of torchrun, on one node and on two: the features of one process."""
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-import numpy as np
 import pytest
-from commands import CONFIG, KEEP_ALL, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
-from interrupted import call
+from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
+from test_shards import whole_of
 from tiny import MODEL
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.lock import BEGINNING
-from demo_sdtps.engine.shards import LOCK, open_shards
+from demo_sdtps.engine.feature_sets import open_features
 from demo_sdtps.tools import export_features
 
 pytestmark = pytest.mark.slow
@@ -35,8 +30,8 @@ def two_nodes():
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
     weights = checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
-                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE, *KEEP_ALL]))
-    return cli_args_for(tiny_root, "--weight", weights, *KEEP_ALL, small=LARGE)
+                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]))
+    return cli_args_for(tiny_root, "--weight", weights, small=LARGE)
 
 
 @pytest.fixture
@@ -44,11 +39,10 @@ def started():
     """Start the nodes' torchrun: → their processes, which end with the test."""
     found = []
 
-    def start(nodes, words, folders=(None, None)):
-        for node, folder in zip(nodes, folders, strict=False):
+    def start(nodes, words):
+        for node in nodes:
             line = [sys.executable, "-m", "torch.distributed.run", *node, str(ROOT / "tools" / "export_features.py")]
-            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                          cwd=folder))
+            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return found[-len(nodes):]
 
     yield start
@@ -57,91 +51,32 @@ def started():
         process.communicate()
 
 
-@pytest.fixture(scope="module")
-def alone(words, tmp_path_factory):
-    """The folder of what one process writes."""
-    folder = tmp_path_factory.mktemp("alone")
-    assert call([*words, "--output", folder / "x", "--shards", "5"], export_features.main) == 0
-    assert call([*words, "--output", folder / "x.npz"], export_features.main) == 0
-    return folder
-
-
-def features_of(place):
-    if place.suffix == ".npz":
-        return np.load(place)["features"]
-    shards = open_shards(place, check=True)
-    return np.concatenate([shards.features(number) for number in range(len(shards.starts) - 1)])
-
-
-@pytest.mark.parametrize("nodes", [pytest.param(lambda: ONE_NODE, marks=pytest.mark.soak), two_nodes],
-                         ids=["one node", "two nodes"])
-@pytest.mark.parametrize("output", [("x.npz",), pytest.param(("x", "--shards", "5"), marks=pytest.mark.soak)],
-                         ids=["file", "shards"])
-def test_several_processes_export_what_one_does(started, words, alone, tmp_path, nodes, output):
+@pytest.mark.parametrize(("nodes", "output"), [
+    (two_nodes, ("x.npz",)), (lambda: ONE_NODE, ("x", "--shards", "5")),
+    pytest.param(two_nodes, ("x", "--shards", "5"), marks=pytest.mark.soak)])
+def test_two_processes_export_what_one_does(started, command, words, tmp_path, nodes, output):
     """Seven shards, which two processes cannot share equally."""
     name, *more = output
+    code, _, stderr = command(export_features.main, *words, "--output", tmp_path / "alone.npz")
+    assert code == 0, stderr
     said = [process.communicate(timeout=120) for process in started(nodes(), [*words, "--output", tmp_path / name, *more])]
     assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
-    assert_close(features_of(tmp_path / name), features_of(alone / name), *MODEL, *MODEL)
-    assert {path.name for path in tmp_path.rglob("*")} == ({path.name for path in (alone / "x").iterdir()} | {"x"}
-                                                           if more else {"x.npz"})
+    found, alone = (open_features(tmp_path / one, normalise=False) for one in (name, "alone.npz"))
+    assert_close(whole_of(found), whole_of(alone), *MODEL, *MODEL)
+    assert [*found.names] == [*alone.names]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("nodes", [pytest.param(lambda: ONE_NODE, marks=pytest.mark.soak), two_nodes],
-                         ids=["one node", "two nodes"])
-def test_a_process_that_dies_ends_all_and_its_shards_alone_are_missing(started, words, tmp_path, nodes):
+def test_an_export_whose_process_dies_is_continued(started, words, tmp_path):
     folder = tmp_path / "x"
-    nodes, words = nodes(), [*words, "--output", folder, "--shards", "2"]
-    starters = started(nodes, words)
-    wait_for(starters[0], folder / "shard-00001.json")
-    workers = [worker for starter in starters for worker in children_of(starter.pid)]
-    os.kill(workers[-1], signal.SIGKILL)
-    began = time.monotonic()
-    assert all(starter.wait(60) != 0 for starter in starters) and time.monotonic() - began < 60
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers) and not (folder / "manifest.json").exists()
-    complete = {path.stem[-5:] for path in folder.glob("shard-*.json")}
-    assert "00001" in complete and len(complete) < 16
-    before = {name: data for name, data in contents(folder).items() if name[-10:-5] in complete or name[-9:-4] in complete}
-    times = {name: (folder / name).stat().st_mtime_ns for name in before}
-    assert len(before) == 4 * len(complete)
-    (stdout, stderr), *_ = [starter.communicate(timeout=120) for starter in started(nodes, words)]
+    words = [*words, "--output", folder, "--shards", "2"]
+    (starter,) = started(ONE_NODE, words)
+    wait_for(starter, folder / "shard-00001.safetensors")
+    os.kill(children_of(starter.pid)[-1], signal.SIGKILL)
+    assert starter.wait(60) != 0
+    complete = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
+    assert 0 < len(complete) < 16
+    (starter,) = started(ONE_NODE, words)
+    stdout, stderr = starter.communicate(timeout=120)
     assert f"Wrote {16 - len(complete)} shards" in stdout, stderr
-    assert {name: (folder / name).stat().st_mtime_ns for name in before} == times
-    assert len(open_shards(folder, check=True)) == 32 and not list(folder.glob(".*"))
-
-
-@pytest.mark.soak
-def test_an_error_of_one_process_is_reported_once(started, own_root, words, tmp_path):
-    """An image of the second process's share cannot be read; what the first has written stays."""
-    sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[-1].write_bytes(b"")
-    own = [*words, "DATASETS.ROOT_DIR", own_root, "--output", tmp_path / "x", "--shards", "16"]
-    (starter,) = started(ONE_NODE, own)
-    _, stderr = starter.communicate(timeout=120)
-    assert starter.returncode == 1 and stderr.count(ONE_LINE) == stderr.count("cannot be read (it is empty)") == 1
-    assert "export_features.py\", line" not in stderr
-    assert not [name for name in contents(tmp_path / "x") if "00001" in name or name == "manifest.json"]
-
-
-@pytest.mark.soak
-def test_a_refused_output_is_reported_once(started, words, alone, tmp_path):
-    shutil.copytree(alone / "x", tmp_path / "x")
-    (starter,) = started(ONE_NODE, [*words, "--output", tmp_path / "x", "--shards", "5", "--return_pattern", "1"])
-    _, stderr = starter.communicate(timeout=120)
-    assert starter.returncode == 1 and stderr.count(ONE_LINE) == stderr.count("has shards of another return pattern") == 1
-    assert contents(tmp_path / "x") == contents(alone / "x")
-
-
-@pytest.mark.soak
-def test_nodes_without_a_shared_output_are_refused(started, words, tmp_path):
-    """In the folder of the second there is the lock of an export that was killed."""
-    folders = [tmp_path / "1", tmp_path / "2"]
-    for folder in folders:
-        folder.mkdir()
-    (folders[1] / "x").mkdir()
-    (folders[1] / "x" / LOCK).write_bytes(BEGINNING)
-    starters = started(two_nodes(), [*words, "--output", "x", "--shards", "5"], folders)
-    said = [starter.communicate(timeout=180)[1] for starter in starters]
-    assert all(starter.returncode == 1 for starter in starters), said
-    assert "".join(said).count(ONE_LINE) == "".join(said).count("is another folder than that of rank 0") == 1, said
-    assert str(folders[1] / "x") in said[0] and [*contents(tmp_path)] == [f"2/x/{LOCK}"]
+    assert {path: path.stat().st_mtime_ns for path in complete} == complete
+    assert len(open_features(folder)) == 32 and not list(folder.glob(".*.part"))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from commands import BASELINE, cli_args_for, weights_file
-from PIL import Image
 from reference import selection as reference
 from test_selection_quality import CASES, PATCH, few, images_of, mask_of, mean, near  # noqa: F401
 
@@ -102,9 +101,7 @@ def test_the_true_mask_is_a_perfect_detector(few, tmp_path, command):  # noqa: F
 
 def test_a_selector_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):  # noqa: F811
     words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
-    found, stdout = measured(command, tmp_path, words, "--output", tmp_path / "s.png")
-    with Image.open(tmp_path / "s.png") as image:
-        assert image.format == "PNG" and image.height > image.width  # two rows for each of the three
+    found, stdout = measured(command, tmp_path, words)
     assert [line for line in stdout.splitlines() if line.endswith(":")] == ["stage 1:", "stage 2:", "selector:"]
     for case, by_modality in found["cases"].items():
         for modality, row in by_modality.items():

@@ -11,7 +11,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
 from demo_sdtps.seps.model import make_seps
-from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report, selection_quality
+from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_key_value_wins_over_the_file(command, checkpoint, tiny_root):
 
 def test_every_tool_reads_it(command, checkpoint, tmp_path):
     for main, name, words in ((export_features.main, "x.npz", ()), (draw_ranks.main, "r.png", ("--queries", "1")),
-                              (draw_tokens.main, "t.png", ("--samples", "1")), (selection_quality.main, "s.png", ())):
+                              (draw_tokens.main, "t.png", ("--samples", "1"))):
         code, stdout, stderr = command(main, "--weight", checkpoint, "--output", tmp_path / name, *words)
         assert code == 0 and str(tmp_path / name) in stdout, stderr
 

@@ -12,6 +12,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.evaluation import analysis
 from demo_sdtps.engine.evaluation.embedding import METHODS, embed
 from demo_sdtps.engine.evaluation.extraction import CASES
+from demo_sdtps.engine.evaluation.metrics import DistanceRows
 from demo_sdtps.engine.evaluation.protocol import TestData, distance_rows, exclude_key, normalise, rank_features
 from demo_sdtps.engine.evaluation.reports import Record, options, reid_record
 from demo_sdtps.modeling.demo import missing_modalities
@@ -57,23 +58,28 @@ def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, poin
     records = {case: reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()})
                for case, patterns in features.items()}
     chosen = features[analysed_case(cfg)][cfg.TEST.RETURN_PATTERN]
-    distances = distance_rows(cfg, chosen, data)
-    query, gallery = (analysis.Labels(*(data.labels(name, side) for name in ("identity", "camera", exclude_key(cfg))))
-                      for side in (data.query, data.gallery))
+    distances, query, gallery = ranked(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
     listed = sorted([*worst, *(others[place] for place in spread(len(others), queries - len(worst)))])
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
-    seen = normalise(cfg, chosen[shown])
-    embeddings = {method: embed(seen, method, cfg.SOLVER.SEED)
-                  for method in progress(METHODS, "features in two dimensions", unit="method")}
+    seen = normalise(cfg, chosen[shown]).numpy()
+    embeddings = {METHODS[method]: embed(seen, method, cfg.SOLVER.SEED)
+                  for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")}
     return Analysis(
         records, scores, analysis.camera_matrix(distances, query, gallery),
         analysis.score_identities(scores.average_precision, query.identity), worst,
         dict(zip(listed, rank_lists(data, nearest), strict=True)), analysis.distance_histogram(distances, query, gallery),
         shown, embeddings)
+
+
+def ranked(cfg: CfgNode, features: torch.Tensor, data: TestData) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
+    """The first arguments of the functions of engine/evaluation/analysis.py, by features (samples, D)."""
+    query, gallery = (analysis.Labels(*(data.labels(name, side) for name in ("identity", "camera", exclude_key(cfg))))
+                      for side in (data.query, data.gallery))
+    return distance_rows(cfg, features, data), query, gallery
 
 
 def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int, float, bool]]]:

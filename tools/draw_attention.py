@@ -6,8 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +33,6 @@ from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, s
 
 METHODS = {"rollout": "attention rollout of the class token",
            "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
-AT_A_TIME = 4  # triplets in memory with their gradients
 COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
 HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
 BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across
@@ -61,8 +59,8 @@ def main() -> None:
     matches = {sample: matches_of(cfg, sample, splits["gallery"]) for sample in splits["query"]}
     samples = [sample for sample in splits["query"] if matches[sample]]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
-    maps, weights = attention_of(cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method)
-    print_lines(draw_attention(cfg, chosen, maps, weights, arguments.method, arguments.output))
+    found = attention_of(cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method)
+    print_lines(draw_attention(cfg, chosen, found, arguments.method, arguments.output))
 
 
 def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
@@ -73,14 +71,15 @@ def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[S
 
 
 def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: Sequence[Sequence[Sample]],
-                 method: str) -> tuple[Maps, FusionWeights]:
-    """Maps and weights of the samples; `matches` of each are those that Grad-CAM's similarity is with. Raises `UserError`."""
+                 method: str) -> list[tuple[Maps, FusionWeights]]:
+    """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with.
+    Raises `UserError`."""
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
-    loader = DataLoader(dataset, AT_A_TIME, collate_fn=collate)
-    features = [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(AT_A_TIME)
-    parts = []
-    for number, (seen, _, cameras) in enumerate(progress(batches(loader), METHODS[method], len(loader), unit="batch")):
+    loader = DataLoader(dataset, 1, collate_fn=collate)
+    features = [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
+    found = []
+    for number, (seen, _, cameras) in enumerate(progress(batches(loader), METHODS[method], len(loader), unit="triplet")):
         inputs = {modality: image.to(device) for modality, image in seen.items()}, cameras.to(device)
         if method == "rollout":
             maps = rollout(model, *inputs, missing)
@@ -89,16 +88,8 @@ def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: 
             maps = grad_cam(model, *inputs, target, missing)
         with torch.no_grad():
             (context,) = model.encode_cases(*inputs, [missing])
-        parts.append((maps, fusion_weights(model, context)))
-    found, weights = zip(*parts, strict=True)
-    return Maps(*map(joined, zip(*found, strict=True))), FusionWeights(*map(joined, zip(*weights, strict=True)))
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Tensors of the parts of a batch, or mappings with them, as those of the whole; None for None."""
-    if isinstance(parts[0], Mapping):
-        return {name: joined([part[name] for part in parts]) for name in parts[0]}
-    return None if parts[0] is None else torch.cat(list(parts))
+        found.append((maps, fusion_weights(model, context)))
+    return found
 
 
 def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
@@ -109,19 +100,20 @@ def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]
     return torch.stack([normalised[[distinct[sample] for sample in group]].mean(dim=0) for group in groups])
 
 
-def draw_attention(cfg: CfgNode, samples: Sequence[Sample], maps: Maps, weights: FusionWeights, method: str,
+def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tuple[Maps, FusionWeights]], method: str,
                    path: Path) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
-    missing, bars = missing_modalities(cfg.TEST.MISS), sum(part is not None for part in weights)
+    missing, bars = missing_modalities(cfg.TEST.MISS), sum(part is not None for part in found[0][1])
     width, height = room(cfg, 2.4)
     widths = [width] * (2 * len(MODALITIES)) + [BAR_ROOM] * bars
     size = sum(widths) + 0.4 * bars + 0.3, (0.1 + height) * len(samples) + 0.4
     figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths)
-    scales = scales_of({modality: found for modality, found in maps.values.items() if modality not in missing}, method)
-    for row, sample in enumerate(samples):
+    largest = max((float(weights.gates.max()) for _, weights in found if weights.gates is not None), default=1.0)
+    for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
+        scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
         for column, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
             panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
-                image, overlaid(image, maps.values[modality][row] / scales[modality][row], maps.kept[modality][row])]
+                image, overlaid(image, maps.values[modality][0] / scales[modality], maps.kept[modality][0])]
             for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
                 axis.imshow(panel)
                 hide_ticks(axis)
@@ -129,10 +121,10 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], maps: Maps, weights:
                 axes[0, 2 * column].set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
-            draw_shares(axes[row, 2 * len(MODALITIES)], {subset: {name: float(share[row]) for name, share in shares.items()}
+            draw_shares(axes[row, 2 * len(MODALITIES)], {subset: {name: float(share) for name, share in shares.items()}
                                                          for subset, shares in weights.hdm.items()}, row == 0)
         if weights.gates is not None:
-            draw_gates(axes[row, -1], weights.gates[row].cpu(), float(weights.gates.max()), row == 0)
+            draw_gates(axes[row, -1], weights.gates[0].cpu(), largest, row == 0)
     what = METHODS[method] + (f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)" if method != "rollout"
                               else "")
     figure.tight_layout(pad=0.3, w_pad=0.1)
@@ -141,11 +133,11 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], maps: Maps, weights:
     return save(figure, path)
 
 
-def scales_of(values: ByModality, method: str) -> ByModality:
-    """The value (B,) that is drawn as the most, given values (B, rows, columns): each image's own in rollout, the triplet's in
+def scales_of(values: ByModality, method: str) -> dict[str, float]:
+    """The value that is drawn as the most, given values (1, rows, columns): each image's own in rollout, the triplet's in
     Grad-CAM, where the images have one target."""
-    own = {modality: found.amax(dim=(1, 2)).clamp_min(1e-12) for modality, found in values.items()}
-    return own if method == "rollout" else dict.fromkeys(own, torch.stack(list(own.values())).amax(dim=0))
+    own = {modality: max(float(found.max()), 1e-12) for modality, found in values.items()}
+    return own if method == "rollout" else dict.fromkeys(own, max(own.values()))
 
 
 def overlaid(image: np.ndarray, values: torch.Tensor, kept: torch.Tensor) -> np.ndarray:

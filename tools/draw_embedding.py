@@ -17,8 +17,8 @@ from demo_sdtps.config.printing import console, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluation.embedding import METHODS, check_method, embed
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.projection import METHODS, check_projection, project
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
 from demo_sdtps.engine.load import load_model_and_data
@@ -49,11 +49,11 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
-    check_projection(arguments.method, len(chosen))
+    check_method(arguments.method, len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
     logging.basicConfig(level=logging.INFO, handlers=[console()])
     logger.info("%s of %d features …", METHODS[arguments.method], len(chosen))  # the libraries have no progress bar
-    points = project(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
+    points = embed(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
     print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.colour or LABELS, arguments.output))
 
 

@@ -13,19 +13,18 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
-from demo_sdtps.config.common import nearest
+from demo_sdtps.config.common import nearest as suggestion
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.checkpoint import weight_flag
+from demo_sdtps.engine.evaluation import analysis
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.metrics import left_out
-from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key, make_test_data, query_distances
+from demo_sdtps.engine.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, distance_name, options
 from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.tools.analysis import rank_lists, ranked
 from demo_sdtps.tools.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
 
 BEST = 10
-AT_A_TIME = 256  # queries whose distances to the gallery are in memory
 
 
 def main() -> None:
@@ -36,7 +35,7 @@ def main() -> None:
     add_output(parser, "--output", ".png", default="ranks.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
                         help="queries, spread over those that the other flags leave (default: 4)")
-    parser.add_argument("--identities", type=int, nargs="+", metavar="ID", 
+    parser.add_argument("--identities", type=int, nargs="+", metavar="ID",
                         help="only queries of these identities; KEY VALUE pairs stand before this flag")
     parser.add_argument("--failures", action="store_true",
                         help="only queries without a hit at rank 1, those with the latest first hit first")
@@ -61,7 +60,7 @@ def of_identities(cfg: CfgNode, data: TestData, identities: Sequence[int]) -> li
     for identity in identities:
         if identity not in found:
             raise UserError(f"--identities has {identity}, but no query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} is "
-                            f"of it (they are of {found.min()} to {found.max()}){nearest(identity, set(found.tolist()))}.")
+                            f"of it (they are of {found.min()} to {found.max()}){suggestion(identity, set(found.tolist()))}.")
     return torch.isin(found, torch.tensor(identities)).nonzero().flatten().tolist()
 
 
@@ -70,29 +69,11 @@ def failures(cfg: CfgNode, features: torch.Tensor, data: TestData, numbers: Sequ
 
     A hit ranks behind misses at its distance, as in the evaluation. Raises `UserError` where none is.
     """
-    ranks: dict[int, int] = {}
-    # Distances of re-ranking depend on all queries, and are computed at once.
-    parts = [list(numbers)] if cfg.TEST.RE_RANKING == "yes" else torch.tensor(numbers).split(AT_A_TIME)
-    for part in progress(parts, "ranking", unit="part"):
-        distance, hits = allowed_distances(cfg, features, data, torch.as_tensor(part))
-        first = distance.masked_fill(~hits, torch.inf).amin(dim=1)
-        ahead = ((distance <= first[:, None]) & ~hits).sum(dim=1)
-        ranks |= {int(number): int(count) for number, count, hit in zip(part, ahead, first, strict=True) if hit.isfinite()}
-    failed = sorted((number for number, ahead in ranks.items() if ahead), key=lambda number: -ranks[number])
+    first = analysis.score_queries(*ranked(cfg, features, data)).first_match
+    failed = sorted((number for number in numbers if first[number] > 1), key=lambda number: -first[number])
     if not failed:
         raise UserError("--failures finds none: each of the queries with a match has a hit at rank 1; leave the flag out.")
     return failed
-
-
-def allowed_distances(cfg: CfgNode, features: torch.Tensor, data: TestData,
-                      numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances of the queries `numbers` to the gallery, (len(numbers), G), infinite where the protocol leaves a sample out,
-    and whether a sample is of the query's identity."""
-    chosen = data.query[numbers]
-    ids = [data.labels("identity", side) for side in (chosen, data.gallery)]
-    keys = [data.labels(exclude_key(cfg), side) for side in (chosen, data.gallery)]
-    distance = query_distances(cfg, features, data, numbers).masked_fill(left_out(*ids, *keys), torch.inf)
-    return distance, ids[0][:, None] == ids[1]
 
 
 def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, numbers: Sequence[int] = ()) -> Path:
@@ -100,21 +81,17 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
     chosen = data.query[shown]
-    distance, hits = allowed_distances(cfg, features, data, shown)
-    order = distance.argsort(dim=1, stable=True)[:, :BEST]
-
-    columns = 1 + order.shape[1]
+    nearest = rank_lists(data, analysis.nearest_samples(*ranked(cfg, features, data), shown, BEST))
+    columns = 1 + min(BEST, len(data.gallery))
     width, height = room(cfg, 1.8)
     size = (0.2 + width) * columns, (0.2 + len(MODALITIES) * height) * len(chosen)
     figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
     for row, query in enumerate(chosen.tolist()):
         _cell(cfg, axes[row, 0], data, query, QUERY, "query")
-        for column, index in enumerate(order[row].tolist(), start=1):
-            if distance[row, index].isinf():  # the gallery is shorter than the list
-                hide_ticks(axes[row, column])
-                continue
-            colour = HIT if hits[row, index] else MISS
-            _cell(cfg, axes[row, column], data, int(data.gallery[index]), colour, f"{column}: d = {distance[row, index]:.3g}")
+        for column, (index, distance, is_match) in enumerate(nearest[row], start=1):
+            _cell(cfg, axes[row, column], data, index, HIT if is_match else MISS, f"{column}: d = {distance:.3g}")
+        for axis in axes[row, 1 + len(nearest[row]):]:  # the gallery is shorter than the list
+            hide_ticks(axis)
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"

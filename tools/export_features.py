@@ -8,9 +8,8 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -28,26 +27,16 @@ from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.loaders import stop_workers, test_loader
 from demo_sdtps.engine import distributed
 from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
+from demo_sdtps.engine.feature_sets import LABELS, columns_of, samples_digest
 from demo_sdtps.engine.load import load_model_and_data, parse_in_all
-from demo_sdtps.engine.runtime import CPU_BATCH, exchanging
 from demo_sdtps.engine.search.gallery import origin_of
-from demo_sdtps.engine.shards import (
-    LOCK,
-    check_own,
-    find_shards,
-    parts,
-    remove_shards,
-    samples_digest,
-    write_manifest,
-    write_shard,
-)
+from demo_sdtps.engine.search.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.modeling import DeMo
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
-NFS_DELAY = 60  # seconds for which a machine may not see a new file of another one in a shared folder
+ANEW = "choose another folder, or pass --overwrite to export all of them anew"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -67,14 +56,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="X.npz",
                         help="the file to write, or with --shards the folder")
     parser.add_argument("--shards", type=positive_int, nargs="?", const=SHARD_ROWS, metavar="N",
-                        help=f"write a folder of memory-mapped shards of N rows (default: {SHARD_ROWS}), one at a time")
+                        help=f"write a folder of shards of N rows (default: {SHARD_ROWS}), one at a time")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the features in shards (default: float32)")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
     with distributed.processes():
         arguments, cfg = parse_in_all(parser)
-        with ending_together():
-            check_output(arguments, cfg)
+        check_output(arguments, cfg)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
         export(cfg, arguments, model, splits[arguments.split])
@@ -90,57 +78,67 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     else:
         check_apart(f"The output {arguments.output}", arguments.output, inputs)
         if arguments.output.exists():
-            check_own(arguments.output)
+            check_own(arguments.output, "" if arguments.overwrite else ANEW)
 
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    with ending_together():
-        loader = test_loader(exchanging(cfg), distributed.share(samples))
+    loader = test_loader(cfg, distributed.share(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
-    recorded = about(cfg) | origin_in(cfg, arguments)
+    recorded: dict[str, Any] = about(cfg) | origin_in(cfg, arguments)
     recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
-        np.savez(file, features=features.numpy(), ids=np.array([sample.identity for sample in samples]),
-                 cams=np.array([sample.camera for sample in samples]), scenes=np.array([sample.scene for sample in samples]),
-                 paths=np.array([sample.paths for sample in samples]), **recorded)
+        recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
+        np.savez(file, features=features.numpy(), paths=np.array([sample.paths for sample in samples]), **recorded)
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 
 def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
-    """Write the features in shards, those alone that are not complete."""
-    folder, slices = arguments.output, parts(len(samples), arguments.shards)
-    # Samples are seen once, so that caching their images is of no use.
-    values = {"DATASETS.CACHE": "no"}
-    if next(model.parameters()).device.type == "cpu":
-        values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
-    settings = with_values(cfg, values)
-    with reserved(folder):
-        with ending_together():
-            found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
-        origin, records = distributed.broadcast_from_main(lambda: found)
-        missing = [number for number, record in enumerate(records) if record is None]
-        own = {}
-
-        def export(step: Callable[[], None]) -> None:
-            for number in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
-                part = samples[slices[number]]
-                loader = test_loader(settings, part)
-                features = chosen(cfg, arguments, extract_features(settings, model, loader, after_batch=step))
-                stop_workers(loader)
-                own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
-
-        in_unequal_steps(export)
-        written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
-        records = [record or written[number] for number, record in enumerate(records)]
+    """Write the features in shards, those alone that are not there yet. Each of several processes writes some of them."""
+    folder, rows = arguments.output, arguments.shards
+    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": rows,
+              "samples_sha256": samples_digest(samples)}
+    parts = {f"shard-{number:05}{SUFFIX}": samples[start:start + rows]
+             for number, start in enumerate(range(0, len(samples), rows))}
+    store = Store(folder, origin, "run the export again; several nodes need a folder that they share", about(cfg))
+    settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
+    with ExitStack() as stack:
         if distributed.is_main():
-            write_manifest(folder, origin, about(cfg), records)
-    if distributed.is_main():
-        print_lines(f"Wrote {len(missing)} shards to {folder}, {len(records) - len(missing)} were there: {len(samples)} "
-                    f"features of {records[0]['width']} numbers, {arguments.dtype}")
+            stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
+            begin(store, parts, arguments.overwrite)
+        done = distributed.broadcast_from_main(lambda: store.shards)
+        missing = [shard for shard in parts if shard not in done]
+        for shard in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
+            loader = test_loader(settings, parts[shard])
+            features = in_dtype(chosen(cfg, arguments, extract_features(settings, model, loader)), arguments.dtype)
+            stop_workers(loader)
+            store.write(shard, features.numpy(), columns_of(parts[shard]))
+        distributed.all_gather_object(None)
+        if distributed.is_main():
+            store.shards = list(parts)
+            width = store.features().width  # where a shard is missing, nodes do not share the folder
+            store.commit()
+            print_lines(f"Wrote {len(missing)} shards to {folder}, {len(done)} were there: {len(samples)} features of {width} "
+                        f"numbers, {arguments.dtype}")
+
+
+def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
+    """Begin a store, or continue one with the same origin, with those of its shards that are whole. Raises `UserError`."""
+    found = None if overwrite else open_store(store.folder, ANEW)
+    if found:
+        check_origin(found, store.origin)
+        store.shards = [shard for shard, part in parts.items() if is_whole(found, shard, len(part))]
+    store.commit()
+
+
+def is_whole(store: Store, shard: str, rows: int) -> bool:
+    try:
+        return store.shape(shard)[0] == rows
+    except UserError:
+        return False
 
 
 def chosen(cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]) -> torch.Tensor:
@@ -158,50 +156,16 @@ def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
     return found
 
 
-def find(cfg: CfgNode, arguments: argparse.Namespace, samples: Sequence[Sample]) -> tuple[dict[str, Any], list]:
-    """What the features depend on, and the records of the shards that are complete, None for others. Raises `UserError`."""
-    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": arguments.shards,
-              "samples_sha256": samples_digest(samples)}
-    if arguments.overwrite:
-        remove_shards(arguments.output)
-    return origin, find_shards(arguments.output, origin, len(parts(len(samples), arguments.shards)))
-
-
 def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the features depend on, but for the images, as a file and shards record it."""
-    weights, _, *configuration = origin_of(cfg, arguments.return_pattern).items()
-    return {"checkpoint_sha256": weights[1], "return_pattern": arguments.return_pattern, "split": arguments.split,
-            "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
-            "configuration": {**dict(configuration), "TEST.MISS": cfg.TEST.MISS}}
+    origin = origin_of(cfg, arguments.return_pattern)
+    return {**origin, "split": arguments.split, "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
+            "configuration": origin["configuration"] | {"TEST.MISS": cfg.TEST.MISS}}
 
 
 def about(cfg: CfgNode) -> dict[str, str]:
     """What else a file and shards record."""
     return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
-
-
-@contextmanager
-def reserved(folder: Path) -> Iterator[None]:
-    """Inside, no other export uses the folder; the main process alone holds its lock, which the others see. Raises
-    `UserError`."""
-    with ExitStack() as stack:
-        with ending_together():
-            if distributed.is_main():
-                stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
-        holder = distributed.broadcast_from_main((folder / LOCK).read_bytes)
-        with ending_together():
-            check_shared(folder, holder)
-        yield
-
-
-def check_shared(folder: Path, holder: bytes) -> None:
-    """Raise `UserError` where the lock of the folder is not that of the main process, with the content `holder`."""
-    until = time.monotonic() + NFS_DELAY
-    while not (folder / LOCK).exists() or (folder / LOCK).read_bytes() != holder:
-        if time.monotonic() > until:
-            raise UserError(f"The output {folder} ({folder.absolute()} in rank {distributed.rank()}) is another folder than "
-                            "that of rank 0; give the absolute path of one that all nodes share.")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-import logging
 from contextlib import ExitStack
 
 import numpy as np
@@ -17,20 +16,16 @@ from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_in
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, write_json
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.evaluation.streaming import evaluate_stream
-from demo_sdtps.engine.feature_sets import NORMALISED, FeatureSet, open_features
-from demo_sdtps.engine.search.nearest import nearest
+from demo_sdtps.engine.feature_sets import FeatureSet, open_features
+from demo_sdtps.engine.search.nearest import nearest, write_csv
 
 TOP = 10
 KEYS = {"camera": "cams", "scene": "scenes"}
 MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
-
-logger = logging.getLogger(__name__)
-
 
 def main() -> None:
     parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
@@ -43,7 +38,6 @@ def main() -> None:
     parser.add_argument("--exclude", choices=KEYS,
                         help="exclude gallery samples of the query's identity and this (default: scene if the gallery has "
                              "scenes, as MSVR310's protocol, else camera)")
-    parser.add_argument("--check", action="store_true", help="compare the digests of all shards first")
     parser.add_argument("--top", type=positive_int, default=TOP, metavar="N", help=f"hits per query of --csv (default: {TOP})")
     add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
@@ -51,13 +45,13 @@ def main() -> None:
     arguments = parser.parse_args()
     check_outputs(arguments, [arguments.query, arguments.gallery])
     check_single("tools/rank_features.py")
+    is_normalised = arguments.feat_norm == "yes"
     if arguments.csv:
         check_extra("tools/rank_features.py --csv", "search", {"faiss": "faiss-cpu"})
-        if arguments.feat_norm == "no":
+        if not is_normalised:
             raise UserError("--csv compares L2-normalised features, but --feat_norm is no; leave one of them out.")
-    query, gallery = (open_features(place, arguments.feat_norm == "yes", arguments.check)
-                      for place in (arguments.query, arguments.gallery))
-    check_comparable(query, gallery, arguments.feat_norm == "yes")
+    query, gallery = (open_features(place, is_normalised) for place in (arguments.query, arguments.gallery))
+    check_comparable(query, gallery, is_normalised)
     if arguments.csv and arguments.top > len(gallery):
         raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
                         "as many.")
@@ -65,9 +59,9 @@ def main() -> None:
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),
                               [getattr(side, KEYS[key]) for side in (query, gallery)])
-    record = reid_record({int(str(gallery.origin["return pattern"])): ranking})
+    record = reid_record({gallery.settings["return_pattern"]: ranking})
     caption = (f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
-               f"and {key} excluded{'' if arguments.feat_norm == 'yes' else ', features not normalised'}, in percent")
+               f"and {key} excluded{'' if is_normalised else ', features not normalised'}, in percent")
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             write_hits(both.enter_context(atomic_write(arguments.csv)), features, query, gallery, arguments.top)
@@ -77,34 +71,20 @@ def main() -> None:
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features are of other weights, return patterns or configurations, or one side alone is
-    normalised already and ranking does not `normalise`. A configuration that is not recorded is warned of."""
-    for name, found in gallery.origin.items():
-        if found != query.origin[name] and not (normalise and name == NORMALISED):
-            values = "" if name == "checkpoint" else f" {query.origin[name]} and {found}"
-            raise UserError(f"The features {query.place} and {gallery.place} are of different {name}s{values}, so they cannot "
-                            "be compared; export one of them again.")
-    if old := {str(side.place): side for side in (query, gallery) if not side.configuration}:
-        logger.warning("The configuration of %s is not recorded (an earlier version exported it), so INPUT.SIZE_TEST and other "
-                       "keys are not compared.", " and ".join(old))
-    for key, value in query.configuration.items():
-        if key not in MAY_DIFFER and gallery.configuration.get(key, value) != value:
-            raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}, {value!r} and "
-                            f"{gallery.configuration[key]!r}, so they cannot be compared; export one of them again.")
+    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration, or, without
+    `normalise`, in whether they are normalised."""
+    one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
+    may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
+    for key in (key for key in one if key in other and key not in may_differ and one[key] != other[key]):
+        values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"
+        raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}{values}, so they "
+                        "cannot be compared; export one of them again.")
 
 
 def write_hits(path: Path, features: np.ndarray, query: FeatureSet, gallery: FeatureSet, top: int) -> None:
     """Write the `top` nearest of each query (Q, D). Raises `UserError`."""
-    from demo_sdtps.tools.search import write_csv
-
     hits = nearest(features, gallery.features, gallery.names, top)
-    names = [query.names[row] for row in range(len(query))]
-    found = [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()]
-    write_csv(path, [_as_triplet(name) for name in names], [list(map(_as_triplet, line)) for line in found], hits.distances)
-
-
-def _as_triplet(name: str) -> Triplet:
-    return Triplet(name, (name,))
+    write_csv(path, list(query.names), [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()], hits.distances)
 
 
 if __name__ == "__main__":

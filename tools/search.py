@@ -7,7 +7,6 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-import csv
 import hashlib
 import logging
 import os
@@ -25,18 +24,16 @@ from demo_sdtps.config.lock import locked
 from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
-from demo_sdtps.engine.coordination import ending_together
 from demo_sdtps.engine.distributed import is_main, processes
 from demo_sdtps.engine.extractor import make_extractor
 from demo_sdtps.engine.load import check_same_files, parse_in_all, prepare_evaluation
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
-from demo_sdtps.engine.search.gallery import Changes, check_read, extraction, open_index, origin_of, update
-from demo_sdtps.engine.search.nearest import Hits, nearest, reranked
-from demo_sdtps.engine.search.store import LOCK, Index
+from demo_sdtps.engine.search.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
+from demo_sdtps.engine.search.nearest import COLUMNS, Hits, nearest, reranked, write_csv
+from demo_sdtps.engine.search.store import LOCK
 
 TOP = 10
 PRINTED = 5  # queries whose hits are printed
-COLUMNS = ("query", "rank", "gallery", "distance")
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
 RERANKED = "k-reciprocal distance among the query and its first hits (0 to 1)"
 
@@ -78,29 +75,24 @@ def main() -> None:
 def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches and writes."""
     places = [arguments.gallery, arguments.query]
-    with ending_together():
-        prepare_evaluation(cfg, EXAMPLE, several=True)
-        check_outputs(arguments, places)
-        check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-        gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
-        top, deepest = depths(arguments, len(gallery))
-        folder = arguments.index or default_index(arguments.gallery)
-        check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
+    prepare_evaluation(cfg, EXAMPLE, several=True)
+    check_outputs(arguments, places)
+    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
+    top, deepest = depths(arguments, len(gallery))
+    folder = arguments.index or default_index(arguments.gallery)
+    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     for warning in unread_files(arguments.gallery):
         logger.warning("%s", warning)
     check_same_files({"the gallery": gallery, "the query": queries})
     with ExitStack() as stack:
         index = None
-        with ending_together():
-            if is_main():
-                stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
-                origin = origin_of(cfg, arguments.return_pattern)
-                index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
-        with ending_together():
-            extract = extraction(make_extractor(cfg, several=True), arguments.return_pattern)
+        if is_main():
+            stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
+            index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
+        extract = extraction(make_extractor(cfg, several=True), arguments.return_pattern)
         features, unread = extract(queries)  # before the gallery, which may take hours
-        with ending_together():
-            check_read(unread, "replace or remove them.")
+        check_read(unread, "replace or remove them.")
         changes = update(index, gallery, extract)
         if index is None:
             return
@@ -128,7 +120,8 @@ def show(arguments: argparse.Namespace, queries: Sequence[Triplet], found: Seque
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
             told = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
-            write_csv(stack.enter_context(atomic_write(arguments.csv)), queries, found, distances)
+            write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in queries],
+                      [[hit.file for hit in hits] for hits in found], distances)
             told = [f"Wrote {arguments.csv}, hits: {distances.size}", *told]
     print_lines(*(told or table(queries, found, distances)))
 
@@ -153,7 +146,7 @@ def default_index(gallery: Path) -> Path:
 def report(index: Index, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
     told = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    return f"Index {index.folder}: {len(index)} triplets ({told or 'no change'})"
+    return f"Index {index.store.folder}: {len(index)} triplets ({told or 'no change'})"
 
 
 def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
@@ -163,17 +156,6 @@ def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
     hits, told = approximate(index, kind, features, top)
     print_lines(told)
     return hits
-
-
-def write_csv(path: Path, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> None:
-    """Write a line for each hit, by query and rank from 1."""
-    # A file name may have bytes that are not UTF-8, which are written as they are.
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
-            writer.writerows((query.file, rank, hit.file, f"{distance:.6f}")
-                             for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
 
 
 def table(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> list[str]:

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, config_parser, parse, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.printing import print_lines
@@ -27,12 +27,9 @@ from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.datasets.synthetic import light
 from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
-from demo_sdtps.engine.evaluation.selection import SHARES, Quality, Rows, check_selection, measure_selection
+from demo_sdtps.engine.evaluation.selection import SHARES, Measures, Quality, check_selection, measure_selection
 from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.tools.figures import np, plt, save
-
-COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd4", "TI": "#2a9d8f"}  # of detectors
 
 
 def main() -> None:
@@ -44,7 +41,6 @@ def main() -> None:
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
         "features of RGB, NI and TI.", checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
-    add_output(parser, "--output", ".png", help="draw what is measured into this file")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check_selection(cfg)
@@ -59,10 +55,8 @@ def main() -> None:
     if arguments.json:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-    if arguments.output:
-        draw(quality, title, arguments.output)
     print_lines(title, *(line for table in as_tables(quality) for line in table.split("\n")),
-                *filter(None, (arguments.json, arguments.output)))
+                *filter(None, [arguments.json]))
 
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
@@ -111,7 +105,7 @@ def as_tables(quality: Quality) -> list[str]:
     return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
 
 
-def as_table(groups: dict[str, Rows]) -> str:
+def as_table(groups: dict[str, Measures]) -> str:
     """One row per group and present modality, in percent."""
     columns = {name: name.replace("_", " ") for name in SHARES} | {name: f"AP {name}" for name in detectors(groups)}
     lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
@@ -123,52 +117,9 @@ def as_table(groups: dict[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def detectors(groups: dict[str, Rows]) -> list[str]:
+def detectors(groups: dict[str, Measures]) -> list[str]:
     """The detectors of all rows, the score first."""
     return list(dict.fromkeys(name for rows in groups.values() for row in rows.values() for name in row if name not in SHARES))
-
-
-def draw(quality: Quality, title: str, path: Path) -> Path:
-    """A column per modality; for every stage and the selector two rows: in every case the kept patches' share against the base
-    rate, and AP against a random order's."""
-    choices = quality.choices
-    figure, axes = plt.subplots(2 * len(choices), len(MODALITIES), figsize=(15, 8 * len(choices)), sharex="col", sharey="row",
-                                squeeze=False)
-    for place, (name, cases) in enumerate(choices.items()):
-        draw_choice(axes[2 * place:2 * place + 2], cases, 100 * quality.random_orders.get(name, np.nan))
-        where = f", {name}" if quality.stages else ""
-        axes[2 * place, 0].set_ylabel(f"kept patches that are on the person{where}, %")
-        axes[2 * place + 1, 0].set_ylabel(f"AP as a detector of the person{where}, %")
-    handles, labels = axes[-1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.suptitle(f"{title}\ndashed: base rate (upper row), AP of a random order (lower row), both of complete triplets",
-                    fontsize=10)
-    figure.tight_layout(rect=(0, 0.04 / len(choices), 1, 1))
-    return save(figure, path)
-
-
-def draw_choice(axes: np.ndarray, cases: dict[str, Rows], chance: float) -> None:
-    """The two rows of a stage or the selector."""
-    names = detectors(cases)
-    for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
-        rows = {case: found[modality] for case, found in cases.items() if modality in found}
-        positions, base_rate = np.arange(len(rows)), 100 * rows["nothing"]["base_rate"]
-        upper.set_title(f"patches of {modality}")
-        bars = upper.bar(positions, [100 * row["kept"] for row in rows.values()], 0.5, color="#8f99a8")
-        # White behind the number, where the dashed line may run.
-        upper.bar_label(bars, fmt="%.1f", padding=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-        upper.margins(y=0.12)
-
-        width = 0.8 / len(names)
-        for index, name in enumerate(names):
-            # Up or down from chance: a detector below it prefers the background.
-            heights = [100 * row[name] - chance if name in row else np.nan for row in rows.values()]
-            lower.bar(positions + (index - (len(names) - 1) / 2) * width, heights, width, bottom=chance,
-                      color=COLOURS.get(name, f"C{index}"), label=f"guidance of {name}" if name in MODALITIES else name)
-        for axis, level in ((upper, base_rate), (lower, chance)):
-            axis.axhline(level, color="#555555", linestyle="--", linewidth=1)
-        lower.set_xticks(positions, [case_name(case).split(": ")[-1] for case in rows])
-        lower.set_xlabel("missing")
 
 
 if __name__ == "__main__":

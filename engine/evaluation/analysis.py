@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.engine.evaluation.metrics import Rows, average_precisions, chunks, left_out, match_ranks
+from demo_sdtps.engine.evaluation.metrics import DistanceRows, average_precisions, chunks, junk_mask, match_ranks
 
 
 class Labels(NamedTuple):
@@ -62,7 +62,7 @@ class Histogram(NamedTuple):
     negatives: np.ndarray
 
 
-def score_queries(distances: Rows, query: Labels, gallery: Labels) -> QueryScores:
+def score_queries(distances: DistanceRows, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
     rank, matches = _match_ranks(distances, query, gallery)
     first = np.zeros(len(matches), np.int64)
@@ -70,7 +70,7 @@ def score_queries(distances: Rows, query: Labels, gallery: Labels) -> QueryScore
     return QueryScores(average_precisions(rank, matches), first)
 
 
-def camera_matrix(distances: Rows, query: Labels, gallery: Labels) -> CameraMatrix:
+def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> CameraMatrix:
     """mAP by camera of the query and camera of the gallery."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
@@ -101,21 +101,21 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
     return order[:min(count, int((~np.isnan(average_precision)).sum()))]
 
 
-def nearest_samples(distances: Rows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int) -> Nearest:
+def nearest_samples(distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int) -> Nearest:
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes behind other identities at its distance, as
     average precision counts it."""
     parts = []
     for part in chunks(len(chosen), len(gallery.identity)):
         rows = chosen[part]
         same = query.identity[rows, None] == gallery.identity
-        excluded = left_out(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
+        excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
         distance = distances(rows).masked_fill(excluded, torch.inf).numpy()
         order = np.lexsort((same.numpy(), distance), axis=1)[:, :count]
         parts.append([order, np.take_along_axis(distance, order, 1), np.take_along_axis(same.numpy(), order, 1)])
     return Nearest(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def distance_histogram(distances: Rows, query: Labels, gallery: Labels, bins: int = 60) -> Histogram:
+def distance_histogram(distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60) -> Histogram:
     """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0."""
     largest = max(float(rows[positive | negative].max(initial=0)) for rows, positive, negative in
                   _kinds(distances, query, gallery))
@@ -126,15 +126,15 @@ def distance_histogram(distances: Rows, query: Labels, gallery: Labels, bins: in
     return Histogram(np.linspace(*limits, bins + 1), *found)
 
 
-def _kinds(distances: Rows, query: Labels, gallery: Labels) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _kinds(distances: DistanceRows, query: Labels, gallery: Labels) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """By part of the queries: distances (q, G), at least 0, which of them are to matches, and which to other identities."""
     for part in chunks(len(query.identity), len(gallery.identity)):
         same = query.identity[part, None] == gallery.identity
-        excluded = left_out(query.identity[part], gallery.identity, query.key[part], gallery.key)
+        excluded = junk_mask(query.identity[part], gallery.identity, query.key[part], gallery.key)
         yield distances(part).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
 
 
-def _match_ranks(distances: Rows, query: Labels, gallery: Labels) -> tuple[np.ndarray, np.ndarray]:
+def _match_ranks(distances: DistanceRows, query: Labels, gallery: Labels) -> tuple[np.ndarray, np.ndarray]:
     return match_ranks(distances, (len(query.identity), len(gallery.identity)), (query.identity, gallery.identity),
                        (query.key, gallery.key))
 

@@ -1,28 +1,61 @@
-"""Features in two dimensions, for a scatter plot: PCA and t-SNE by scikit-learn (the extra `report`)."""
+"""Features in two dimensions, for a scatter plot: PCA and t-SNE by scikit-learn, UMAP by umap-learn."""
+import warnings
+from importlib import import_module
+
 import numpy as np
-import torch
 
-METHODS = ("PCA", "t-SNE")
-PERPLEXITY = 30
+from demo_sdtps.config import UserError
+
+METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+LIBRARIES = {"pca": ("sklearn.decomposition", "scikit-learn", "report"), "tsne": ("sklearn.manifold", "scikit-learn", "report"),
+             "umap": ("umap", "umap-learn", "umap")}
+"""By method: the module, its library, and the extra that has it."""
+PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
+LEAST = 4  # points, for the neighbours of t-SNE and UMAP
 
 
-def embed(features: torch.Tensor, method: str, seed: int) -> np.ndarray:
-    """features (n, D) → (n, 2) float32 by a method of `METHODS`; zeros where all features are equal.
+def check_method(method: str, count: int) -> None:
+    """Raise `UserError` for fewer than 4 features, and where the library of the method is not installed."""
+    if count < LEAST:
+        raise UserError(f"There are {count} samples, but a scatter plot needs at least {LEAST}; show more.")
+    module, library, extra = LIBRARIES[method]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of umap-learn, on TensorFlow, which is not needed
+            import_module(module)
+    except ImportError:
+        raise UserError(f"{METHODS[method]} is computed by {library}, which is not installed; pip install '.[{extra}]'."
+                        ) from None
+
+
+def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
+    """features (n, D) → (n, 2) float32 by one of METHODS; zeros where all features are equal.
 
     The same seed gives the same result on the same machine.
     """
+    if method == "umap":
+        return np.ascontiguousarray(_umap(features, seed), np.float32)
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    values = features.double().numpy()
+    values = features.astype(np.float64)
     if not np.ptp(values, axis=0).any():
         return np.zeros((len(values), 2), np.float32)
     components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
-    if method == "t-SNE":
+    if method == "tsne":
         # The perplexity must be less than the number of samples.
         components = TSNE(2, init="random" if components.shape[1] < 2 else "pca", random_state=seed,
                           perplexity=min(PERPLEXITY, (len(values) - 1) / 3)).fit_transform(components)
     elif components.shape[1] < 2:
         components = np.pad(components, ((0, 0), (0, 1)))
     return components[:, :2].astype(np.float32)
+
+
+def _umap(features: np.ndarray, seed: int) -> np.ndarray:
+    from umap import UMAP
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on versions of its own dependencies
+        # A seed and several threads exclude each other.
+        return UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1).fit_transform(features)

@@ -20,7 +20,7 @@ BLOCK = 1 << 18  # distances of some queries that are compared at a time, for th
 MANY = 4  # one distance in so many: fewer that are as near as the farthest match are sorted
 FEW = 32  # matches of a query up to which comparing each with every distance is faster than sorting the distances
 
-Rows = Callable[[slice | torch.Tensor], torch.Tensor]
+DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
 """Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
 
 
@@ -79,8 +79,8 @@ def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_
 
 
 @torch.no_grad()
-def _evaluate(distances: Rows, shape: Sequence[int], labels: tuple[torch.Tensor, ...], scenes: tuple[torch.Tensor | None, ...],
-              max_rank: int) -> Ranking:
+def _evaluate(distances: DistanceRows, shape: Sequence[int], labels: tuple[torch.Tensor, ...],
+              scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
     """`shape` is (Q, G); labels: identities of query and gallery, then their cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
@@ -99,7 +99,7 @@ def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ran
 
 
 @torch.no_grad()
-def match_ranks(distances: Rows, shape: Sequence[int], ids: Sequence[Any],
+def match_ranks(distances: DistanceRows, shape: Sequence[int], ids: Sequence[Any],
                 keys: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
     (Q,) int64.
@@ -135,7 +135,7 @@ def own_samples_of(shape: Sequence[int], ids: Sequence[Any],
     def own_samples(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         counts = ends[part] - starts[part]
         row = np.arange(len(counts)).repeat(counts)
-        own = order[starts[part].repeat(counts) + numbered(counts) - 1]
+        own = order[starts[part].repeat(counts) + rank_in_group(counts) - 1]
         return row, own, gallery_keys[own] != query_keys[part][row]
 
     return own_samples
@@ -147,7 +147,7 @@ def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
     scored = matches > 0
     counts = matches[scored]
     if len(counts):
-        found[scored] = np.add.reduceat(numbered(counts) / rank, _starts(counts)) / counts
+        found[scored] = np.add.reduceat(rank_in_group(counts) / rank, _starts(counts)) / counts
     return found
 
 
@@ -156,7 +156,7 @@ def _starts(counts: np.ndarray) -> np.ndarray:
     return counts.cumsum() - counts
 
 
-def numbered(counts: np.ndarray) -> np.ndarray:
+def rank_in_group(counts: np.ndarray) -> np.ndarray:
     """1, 2, … within each group, given the groups' sizes (n,), concatenated."""
     return np.arange(1, counts.sum() + 1) - _starts(counts).repeat(counts)
 
@@ -177,7 +177,7 @@ def distances_of(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: to
     return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(query.square().sum(1, keepdim=True))
 
 
-def left_out(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_keys: torch.Tensor,
+def junk_mask(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_keys: torch.Tensor,
              gallery_keys: torch.Tensor) -> torch.Tensor:
     """The gallery samples excluded for each query, (Q, G) bool: same identity and same camera or scene."""
     return (query_ids[:, None] == gallery_ids) & (query_keys[:, None] == gallery_keys)
@@ -208,13 +208,13 @@ def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
     within = (_within_on_gpu(distance, limits, matches) if distance.is_cuda else
               counts_within(_on_cpu(distance), limits, matches, pool))
-    return within - not_farther[match] + numbered(matches)
+    return within - not_farther[match] + rank_in_group(matches)
 
 
 def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
     """`counts_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
     for the second of each, …"""
-    row, place = np.arange(len(matches)).repeat(matches), numbered(matches) - 1
+    row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
     padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)  # the counts of other places are not read
     padded[place, row] = limits
     counts = [(distance <= limit[:, None]).sum(dim=1) for limit in torch.from_numpy(padded).to(distance.device)]

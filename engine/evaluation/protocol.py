@@ -14,9 +14,9 @@ from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine.distributed import broadcast_from_main, share
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
-from demo_sdtps.engine.evaluation.metrics import Ranking, Rows, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.engine.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
-from demo_sdtps.engine.runtime import exchanging, memory_of_this_process
+from demo_sdtps.engine.runtime import free_gpu_memory
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -50,7 +50,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(exchanging(cfg), share(samples)), matched)
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, share(samples)), matched)
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
@@ -96,13 +96,13 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = next(model.parameters()).device
     return broadcast_from_main(lambda: {
-        case: {pattern: rank_features(cfg, _where_they_fit(feature, device), data) for pattern, feature in patterns.items()}
+        case: {pattern: rank_features(cfg, to_device_if_fits(feature, device), data) for pattern, feature in patterns.items()}
         for case, patterns in zip(cases, features, strict=True)})
 
 
-def _where_they_fit(features: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device_if_fits(features: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
-    if device.type == "cuda" and memory_of_this_process(device) < 3 * features.nbytes + RANKING_BYTES:
+    if device.type == "cuda" and free_gpu_memory(device) < 3 * features.nbytes + RANKING_BYTES:
         return features
     return features.to(device)
 
@@ -118,12 +118,7 @@ def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranki
     return evaluate_ranking(query, gallery, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
 
 
-def query_distances(cfg: CfgNode, features: torch.Tensor, data: TestData, chosen: torch.Tensor) -> torch.Tensor:
-    """Distances, as they are ranked, of the queries at indices `chosen` to the whole gallery: (len(chosen), G)."""
-    return distance_rows(cfg, features, data)(chosen)
-
-
-def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Rows:
+def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
     """Distances, as they are ranked, by features (samples, D)."""
     query, gallery = _query_and_gallery(cfg, features, data)
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries

@@ -21,7 +21,7 @@ STRIP = 256
 """Columns of the kept distances that are computed at a time; fewer waste less above the diagonal but are slower each."""
 
 
-class Rows(NamedTuple):
+class SparseRows(NamedTuple):
     """A sparse matrix in CSR format: row r has `column` and `value` from start[r] to start[r + 1]."""
 
     start: torch.Tensor
@@ -147,7 +147,7 @@ def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
         yield weights.div_(weights.sum(1, keepdim=True))
 
 
-def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
+def _means(matrix: SparseRows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
     """For each sample the mean of the rows `chosen` (N, k) of a matrix (N, N), in blocks (rows, N)."""
     samples, k = chosen.shape
     sizes = samples + matrix.start.diff()[chosen].sum(1)
@@ -159,7 +159,7 @@ def _means(matrix: Rows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
         yield total.div_(k)
 
 
-def _overlaps(weights: Rows, queries: int) -> torch.Tensor:
+def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
     """Sums over the columns of V of the minimum of a query's and a gallery sample's weight: (Q, G).
 
     Only columns where both weights are non-zero ("meetings") contribute.
@@ -186,7 +186,7 @@ def _blocks(sizes: torch.Tensor, share: int = 1) -> list[slice]:
     return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
 
 
-def _compress(blocks: Iterable[torch.Tensor]) -> Rows:
+def _compress(blocks: Iterable[torch.Tensor]) -> SparseRows:
     """The sparse matrix of dense blocks of rows."""
     counts, columns, values = [], [], []
     for block in blocks:
@@ -194,18 +194,18 @@ def _compress(blocks: Iterable[torch.Tensor]) -> Rows:
         counts.append(entries[0].bincount(minlength=len(block)))
         columns.append(entries[1])
         values.append(block[entries])
-    return Rows(_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
+    return SparseRows(_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
 
 
-def _columns(matrix: Rows, rows: torch.Tensor) -> Rows:
+def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
     """The transpose of the rows (n,) of a matrix (N, N): its row c has the entries of their column c."""
     counts, column, value = _rows_of(matrix, rows)
     row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
     order = column.argsort(stable=True)
-    return Rows(_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order])
+    return SparseRows(_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order])
 
 
-def _rows_of(matrix: Rows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _rows_of(matrix: SparseRows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The entries of the rows (n,), concatenated: their number per row (n,), columns and values."""
     counts = matrix.start.diff()[rows]
     entry = (matrix.start[rows] - _starts(counts)[:-1]).repeat_interleave(counts)

@@ -19,11 +19,11 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     where any of its captions is among the k most similar. A match ranks behind others of exactly its similarity, whatever the
     order. Memory beside the similarities is bounded but for some bytes per image and caption.
 
-    Raises `ValueError` where shapes do not fit, `image_of` is out of range or a similarity is not finite, `UserError` for an
-    image without a caption.
+    Raises `ValueError` where a similarity is not finite, `UserError` for an image without a caption.
     """
-    image_of = _checked(similarity, image_of)
     images, captions = similarity.shape
+    image_of = image_of.to(similarity.device, torch.long)
+    _check_captions(images, image_of)
     own = similarity[image_of, torch.arange(captions, device=similarity.device)]
     best = own.new_zeros(images).scatter_reduce(0, image_of, own, "amax", include_self=False)
     # Not counted as ahead: the match itself and equally similar captions of the same image.
@@ -48,8 +48,9 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     similarity (images, captions), image_of (captions,). Raises as `retrieval`, and `UserError` where `folds` does not divide
     the number of images.
     """
-    image_of = _checked(similarity, image_of)
     images = len(similarity)
+    image_of = image_of.to(similarity.device, torch.long)
+    _check_captions(images, image_of)
     if folds < 1 or images % folds:
         raise UserError(f"{images} images do not make {folds} equal parts; evaluate them as one, or choose folds that divide "
                         "them.")
@@ -61,21 +62,9 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
 
 
-def _checked(similarity: torch.Tensor, image_of: torch.Tensor) -> torch.Tensor:
-    """`image_of` (captions,) as int64 on the device of the similarities (images, captions). Raises as `retrieval`."""
-    if similarity.ndim != 2:
-        raise ValueError(f"Similarities must be (images, captions), but they are {tuple(similarity.shape)}.")
-    images, captions = similarity.shape
-    image_of = torch.as_tensor(image_of, device=similarity.device)
-    if image_of.shape != (captions,) or image_of.is_floating_point():
-        raise ValueError(f"{captions} captions need as many integers that index their images, but image_of is "
-                         f"{image_of.dtype} {tuple(image_of.shape)}.")
-    if captions and not 0 <= int(image_of.min()) <= int(image_of.max()) < images:
-        raise ValueError(f"Captions name the images {int(image_of.min())} to {int(image_of.max())}, but there are {images}, "
-                         "from 0 on.")
-    image_of = image_of.long()
+def _check_captions(images: int, image_of: torch.Tensor) -> None:
+    """Raise `UserError` for no image, or one without a caption."""
     lonely = (torch.bincount(image_of, minlength=images) == 0).nonzero()
     if not images or len(lonely):
         raise UserError(f"Image {int(lonely[0])} of {images} has no caption, so it can find none; check the captions."
                         if images else "There is no image, so nothing can be retrieved; check the test split.")
-    return image_of

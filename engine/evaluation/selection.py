@@ -22,7 +22,7 @@ SHARES = ("base_rate", "kept", "recall")
 SELECTOR = "selector"
 COMPLETE = next(iter(CASES))
 
-Rows = dict[str, dict[str, float]]  # measures by their name, by modality
+Measures = dict[str, dict[str, float]]  # measures by their name, by modality
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Quality:
     and are not in recall and average precisions.
     """
 
-    cases: dict[str, Rows]
+    cases: dict[str, Measures]
     random_order: float
     mean_global_cosine: dict[str, float]
     images: int
     left_out: int
-    stages: dict[str, dict[str, Rows]]
+    stages: dict[str, dict[str, Measures]]
     random_orders: dict[str, float]
-    lights: dict[str, dict[str, Rows]]
+    lights: dict[str, dict[str, Measures]]
 
     @property
-    def choices(self) -> dict[str, dict[str, Rows]]:
+    def choices(self) -> dict[str, dict[str, Measures]]:
         """Rows by case of every stage, and of the selector."""
         return self.stages | ({SELECTOR: self.cases} if self.cases else {})
 
@@ -153,9 +153,9 @@ def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor
 
 
 def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
-          images: torch.Tensor | slice = slice(None)) -> Rows:
+          images: torch.Tensor | slice = slice(None)) -> Measures:
     """Means over `images` of a stage's or the selector's numbers, by modality and measure, without NaN."""
-    rows: Rows = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
+    rows: Measures = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
     for (whose, when, modality, measure), values in numbers.items():
         if (whose, when) == (name, case) and not values[images].isnan().all():
             rows[modality][measure] = values[images].nanmean().item()

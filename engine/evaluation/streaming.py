@@ -12,12 +12,12 @@ from demo_sdtps.engine.evaluation.metrics import (
     Ranking,
     counts_within,
     distances_of,
-    numbered,
     own_samples_of,
+    rank_in_group,
     ranking_of,
     squared_lengths,
 )
-from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.engine.search.store import Stack
 
 
 @torch.no_grad()
@@ -42,14 +42,14 @@ def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[
     matches = np.bincount(row[match], minlength=len(query))
     ahead = np.zeros(len(limits), np.int64)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for start, block in progress(gallery, "ranking", len(gallery.starts) - 1, unit="block"):
+        for start, block in progress(gallery, "ranking", len(gallery.blocks), unit="block"):
             for first, part in _parts(torch.from_numpy(block), len(query)):
                 distance = distances_of(query, part, squared_lengths(part)).numpy()
-                # Samples of the query's identity are left out here: matches are counted by `numbered`, others are excluded.
+                # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded.
                 inside = slice(*np.searchsorted(own, [start + first, start + first + len(part)]))
                 distance[row[inside], own[inside] - start - first] = np.inf
                 ahead += counts_within(distance, limits, matches, pool)
-    return ranking_of(ahead + numbered(matches), matches, max_rank)
+    return ranking_of(ahead + rank_in_group(matches), matches, max_rank)
 
 
 def _pair_distances(query: torch.Tensor, gallery: Stack, row: np.ndarray, own: np.ndarray) -> np.ndarray:

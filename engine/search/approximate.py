@@ -1,15 +1,18 @@
 """Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/search.md)."""
 import math
+import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.progress import progress
+from demo_sdtps.engine.search.gallery import Index
 from demo_sdtps.engine.search.nearest import Hits, among, nearest
-from demo_sdtps.engine.search.stack import Stack
-from demo_sdtps.engine.search.store import FAISS, Index, new_name
+from demo_sdtps.engine.search.store import Stack
 
 FLAT, KINDS = "flat", ("ivfpq", "hnsw")
 CODES = 256  # values of a byte of a code of IVF-PQ, and the fewest samples that it is trained on
@@ -29,14 +32,14 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
     Recall is measured by some of the queries (Q, D) when the approximate index was written, and by more when there are more:
     it takes an exact search. It is kept in the index. Raises `UserError` where that cannot be written.
     """
-    gallery, names = index.features(), index.names
+    gallery, names, measured = index.features(), index.names, index.store.record["recall"]
     found = among(queries, gallery, names, top, candidates(index, kind), min(len(gallery), max(LEAST, PER_HIT * top)))
     sample = np.unique(np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int))
-    if len(sample) > index.recall.get(kind, (0,))[0]:
+    if len(sample) > measured.get(kind, (0,))[0]:
         share = recall(Hits(*(part[sample] for part in found)), nearest(queries[sample], gallery, names, top))
-        index.recall[kind] = len(sample), f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"
+        measured[kind] = len(sample), f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"
         index.commit()
-    return found, f"{kind}: {index.recall[kind][1]}"
+    return found, f"{kind}: {measured[kind][1]}"
 
 
 def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarray]:
@@ -44,17 +47,17 @@ def candidates(index: Index, kind: str) -> Callable[[np.ndarray, int], np.ndarra
     for none; the index is made, or extended by new triplets, and written, if needed. Raises `UserError`."""
     import faiss
 
-    numbers, gallery, name = index.numbers, index.features(), index.faiss.get(kind)
-    found: Any = faiss.read_index(str(index.folder / name)) if name else None
+    numbers, gallery, record = index.numbers, index.features(), index.store.record
+    found = _read(index.store.folder, record["faiss"].get(kind))
     if found is None or _is_outdated(found, numbers):
         found, done = make(kind, gallery), np.zeros(len(gallery), bool)
     else:
         done = np.isin(numbers, faiss.vector_to_array(found.id_map))
     if not done.all():
         extend(found, gallery, numbers, ~done)
-        index.faiss[kind] = new_name(kind, FAISS)
-        index.recall.pop(kind, None)
-        with index.writing(index.faiss[kind]) as path:
+        record["faiss"][kind] = f"{kind}-{secrets.token_hex(8)}.faiss"
+        record["recall"].pop(kind, None)
+        with atomic_write(index.store.folder / record["faiss"][kind]) as path:
             _write(found, str(path))
         index.commit()
     order = numbers.argsort()
@@ -78,7 +81,7 @@ def make(kind: str, gallery: Stack) -> Any:
     """An empty faiss index, IVF-PQ trained on a sample of the gallery (`check_size`)."""
     import faiss
 
-    width = gallery.read(0).shape[1]
+    width = gallery.width
     if kind == "hnsw":
         graph = faiss.IndexHNSWFlat(width, NEIGHBOURS)
         graph.hnsw.efConstruction = BREADTH
@@ -96,7 +99,7 @@ def make(kind: str, gallery: Stack) -> Any:
 
 def extend(found: Any, gallery: Stack, numbers: np.ndarray, chosen: np.ndarray) -> None:
     """Add the rows of the gallery that `chosen` (n,) has, under their `numbers` (n,)."""
-    for start, block in progress(gallery, "building the approximate index", len(gallery.starts) - 1, unit="block"):
+    for start, block in progress(gallery, "building the approximate index", len(gallery.blocks), unit="block"):
         rows = np.flatnonzero(chosen[start:start + len(block)])
         if len(rows):
             found.add_with_ids(block[rows], numbers[start + rows])
@@ -129,6 +132,16 @@ def _is_outdated(found: Any, numbers: np.ndarray) -> bool:
     inner = within(found)
     is_outgrown = hasattr(inner, "nlist") and len(numbers) >= GROWTH * inner.nlist**2
     return is_outgrown or not np.isin(faiss.vector_to_array(found.id_map), numbers).mean() >= 1 - MOST_DEAD
+
+
+def _read(folder: Path, name: str | None) -> Any:
+    """A faiss index of its file; None where there is none, or it is damaged: it is made anew then."""
+    import faiss
+
+    try:
+        return faiss.read_index(str(folder / name)) if name else None
+    except RuntimeError:
+        return None
 
 
 def _write(found: Any, path: str) -> None:

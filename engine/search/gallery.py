@@ -1,6 +1,8 @@
-"""An index is brought up to date with the images of its gallery (docs/search.md)."""
+"""An index: features of a gallery of own images in a store, brought up to date with its images (docs/search.md)."""
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,21 +17,18 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
 from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, share
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.runtime import choose_device, choose_precision
-from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
+from demo_sdtps.engine.search.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 
-WEIGHTS = "weights"
+SHARD_ROWS = 4096
+REBUILD = "pass --rebuild to make it anew, or --index another folder"
 UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""
 
-Unread = dict[str, str]
-"""Images that cannot be read, each with the reason (`unreadable`)."""
-
-Extract = Callable[[Sequence[Triplet]], tuple[np.ndarray, Unread]]
-"""Features (n, D) float32 of the triplets whose images can all be read, and the images that cannot."""
+Extract = Callable[[Sequence[Triplet]], tuple[np.ndarray, dict[str, str]]]
+"""Features (n, D) float32 of the triplets whose images can all be read, and the images that cannot, each with the reason."""
 
 
 class Changes(NamedTuple):
@@ -40,42 +39,112 @@ class Changes(NamedTuple):
     removed: int
 
 
+@dataclass
+class Part:
+    """Triplets of a shard: their numbers, which nothing else in the index ever has, names, and stamps of their files
+    (`Triplet.stamp`)."""
+
+    shard: str
+    numbers: list[int]
+    names: list[str]
+    stamps: list[str]
+
+
+@dataclass
+class Index:
+    """The triplets of a store. Its record has the folder of the `gallery`, the number of the `next` triplet, the file of each
+    kind of approximate index (`faiss`), and what was measured of it (`recall`): by how many queries, and a text."""
+
+    store: Store
+    parts: list[Part] = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = self.store
+        self.parts = [Part(shard, store.numbers(shard, "numbers").tolist(), store.texts(shard, "names"),
+                           store.texts(shard, "stamps")) for shard in store.shards]
+
+    def __len__(self) -> int:
+        return sum(len(part.names) for part in self.parts)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Numbers of the rows (n,) int64."""
+        return np.array([number for part in self.parts for number in part.numbers], np.int64)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for part in self.parts for name in part.names]
+
+    def features(self) -> Stack:
+        return self.store.features([part.shard for part in self.parts])
+
+    def add(self, numbers: list[int], names: list[str], stamps: list[str], features: np.ndarray) -> None:
+        """Write a part with features (n, D), which counts from `commit` on. Raises `UserError`."""
+        part = Part(f"shard-{secrets.token_hex(8)}{SUFFIX}", numbers, names, stamps)
+        self.store.write(part.shard, features, {"numbers": np.array(numbers), "names": names, "stamps": stamps})
+        self.parts.append(part)
+
+    def append(self, names: list[str], stamps: list[str], features: np.ndarray) -> None:
+        """Add triplets and their features (n, D) to the last part where it has room for them, else as a new one."""
+        numbers = list(range(self.store.record["next"], self.store.record["next"] + len(names)))
+        self.store.record["next"] += len(names)
+        if self.parts and len(self.parts[-1].names) + len(names) <= SHARD_ROWS:
+            last = self.parts.pop()
+            features = np.concatenate([self._features_of(last), features])
+            numbers, names, stamps = last.numbers + numbers, last.names + names, last.stamps + stamps
+        self.add(numbers, names, stamps, features)
+        self.commit()
+
+    def drop(self, stamps: Mapping[str, str]) -> None:
+        """Drop the triplets whose files are not as in `stamps`, by name: the parts that have some are written anew."""
+        for part in list(self.parts):
+            kept = [stamps.get(name) == stamp for name, stamp in zip(part.names, part.stamps, strict=True)]
+            if not all(kept):
+                self.parts.remove(part)
+                if any(kept):
+                    self.add(list(compress(part.numbers, kept)), list(compress(part.names, kept)),
+                             list(compress(part.stamps, kept)), self._features_of(part)[kept])
+        self.commit()
+
+    def commit(self) -> None:
+        """Make what is written count. Raises `UserError`."""
+        self.store.shards = [part.shard for part in self.parts]
+        self.store.commit(list(self.store.record["faiss"].values()))
+
+    def _features_of(self, part: Part) -> np.ndarray:
+        return self.store.features([part.shard]).take(np.arange(len(part.names)))
+
+
 def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them."""
-    def features(triplets: Sequence[Triplet], step: Callable[[], None]) -> np.ndarray:
-        paths = zip(*(triplet.paths for triplet in triplets), strict=True)
-        return reid.features(*paths, pattern=pattern, after_batch=step)
+    def features(triplets: Sequence[Triplet]) -> np.ndarray:
+        return reid.features(*zip(*(triplet.paths for triplet in triplets), strict=True), pattern=pattern)
 
-    def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, Unread]:
-        own = share(triplets)
-        rows = np.zeros((len(own), reid.widths[pattern]), np.float32)
-        unread: Unread = {}
-
-        def work(step: Callable[[], None]) -> None:
-            try:
-                rows[:] = features(own, step)
-            except UserError:
-                unread.update(unreadable(sorted({path for triplet in own for path in triplet.paths if path})))
-                if not unread:
-                    raise
-                whole = are_whole(own, unread)
-                if whole.any():
-                    rows[whole] = features(list(compress(own, whole)), step)
-
-        in_unequal_steps(work)
+    def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, dict[str, str]]:
+        own, unread = share(triplets), {}
+        try:
+            rows = features(own)
+        except UserError:
+            unread = unreadable(sorted({path for triplet in own for path in triplet.paths if path}))
+            if not unread:
+                raise
+            readable = are_readable(own, unread)
+            rows = np.zeros((len(own), reid.widths[pattern]), np.float32)
+            if readable.any():
+                rows[readable] = features(list(compress(own, readable)))
         found = all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
         unread_by_all = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
-        return found[are_whole(triplets, unread_by_all)], unread_by_all
+        return found[are_readable(triplets, unread_by_all)], unread_by_all
 
     return extract
 
 
-def are_whole(triplets: Sequence[Triplet], unread: Unread) -> np.ndarray:
-    """For each triplet whether all of its images can be read, (n,) bool."""
+def are_readable(triplets: Sequence[Triplet], unread: Mapping[str, str]) -> np.ndarray:
+    """For each triplet whether none of its images is in `unread`, (n,) bool."""
     return np.array([unread.keys().isdisjoint(triplet.paths) for triplet in triplets])
 
 
-def check_read(unread: Unread, advice: str) -> None:
+def check_read(unread: Mapping[str, str], advice: str) -> None:
     """Raise `UserError` where images cannot be read, with their number and the first ones; `advice` ends the sentence."""
     if unread:
         named = ", ".join(f"{path} {reason}" for path, reason in list(unread.items())[:MAX_NAMED])
@@ -91,36 +160,37 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     used = {key: value for key, value in keys.items() if key not in UNUSED}
     # As it is read again: JSON has no tuples.
-    return json.loads(json.dumps({WEIGHTS: sha256(cfg.TEST.WEIGHT), "return pattern": pattern, **used}))
+    return json.loads(json.dumps({"checkpoint_sha256": sha256(cfg.TEST.WEIGHT), "return_pattern": pattern,
+                                  "configuration": used}))
 
 
-def open_index(folder: Path, gallery: Path, origin: dict[str, Any], kind: str, rebuild: bool) -> Index:
-    """The index in a folder, its files checked (`check_files`), or a new one.
+def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:
+    """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`.
 
-    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration; with `rebuild` it is a new
-    one, which replaces the other with its first `commit`.
+    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration.
     """
-    try:
-        index = read_index(folder)
-        if index is not None:
-            _check_fits(index, gallery, origin)
-            check_files(index, kind)
-    except UserError:
-        if not rebuild or not (folder / MANIFEST).exists():
-            raise
-        index = None
-    return Index(folder, origin, str(gallery.resolve())) if index is None else index
+    place = str(gallery.resolve())
+    if rebuild:
+        check_own(folder)
+    store = None if rebuild else open_store(folder, REBUILD)
+    if store is None:
+        return Index(Store(folder, origin, REBUILD, {"gallery": place, "next": 0, "faiss": {}, "recall": {}}))
+    check_origin(store, origin)
+    if store.record["gallery"] != place and Path(store.record["gallery"]).exists():
+        raise UserError(f"The index {folder} is of the gallery {store.record['gallery']}, not of {gallery}; {REBUILD}.")
+    store.record["gallery"] = place  # where its folder is gone, it has moved
+    return Index(store)
 
 
 def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -> Changes:
-    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `PART_ROWS` at a time.
+    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `SHARD_ROWS` at a time.
 
     Each of these parts counts as soon as it is written, so an interrupted update continues there. Several processes extract
     together; the main one has the index, the others None. Raises `UserError` as `Extractor.features` and `Index.commit`, and
     at the end for images that cannot be read: the index has all other triplets then.
     """
     changes, parts = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
-    unread: Unread = {}
+    unread: dict[str, str] = {}
     with progress(total=sum(map(len, parts)), desc="indexing", unit="triplet") as bar:
         for part in parts:
             chunk = [triplets[row] for row in part]
@@ -128,11 +198,11 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -
             features, missing = extract(chunk)
             unread |= missing
             if index is not None and len(features):
-                whole = are_whole(chunk, missing)
-                _append(index, [triplet.name for triplet in compress(chunk, whole)], list(compress(stamps, whole)), features)
+                readable = are_readable(chunk, missing)
+                index.append([triplet.name for triplet in compress(chunk, readable)], list(compress(stamps, readable)),
+                             features)
             bar.update(len(chunk))
-    with ending_together():
-        check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
+    check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
     return changes
 
 
@@ -143,44 +213,8 @@ def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[list
     todo = [row for row, triplet in enumerate(triplets) if known.get(triplet.name) != stamps[triplet.name]]
     changed, removed = sum(triplets[row].name in known for row in todo), len(known.keys() - stamps.keys())
     if changed or removed:
-        _drop(index, stamps)
-    room = PART_ROWS - len(index.parts[-1].names) if index.parts else 0
-    starts = [0, *range(room or PART_ROWS, len(todo), PART_ROWS), len(todo)]
+        index.drop(stamps)
+    room = SHARD_ROWS - len(index.parts[-1].names) if index.parts else 0
+    starts = [0, *range(room or SHARD_ROWS, len(todo), SHARD_ROWS), len(todo)]
     parts = [todo[start:stop] for start, stop in pairwise(starts) if start < stop]
     return Changes(len(todo) - changed, changed, removed), parts
-
-
-def _append(index: Index, names: list[str], stamps: list[str], features: np.ndarray) -> None:
-    """Add triplets and their features (n, D) to the last part where it has room for them, else as a new one."""
-    last = index.parts[-1] if index.parts and len(index.parts[-1].names) + len(names) <= PART_ROWS else Part("", [], [], [])
-    if last.names:
-        index.parts.remove(last)
-        features = np.concatenate([index.features([last]).read(0), features])
-    index.add(last.numbers + index.new_numbers(len(names)), last.names + names, last.stamps + stamps, features)
-    index.commit()
-
-
-def _drop(index: Index, stamps: Mapping[str, str]) -> None:
-    """Drop the triplets whose files are not as in `stamps`, by name: the parts that have some are written anew."""
-    for part in list(index.parts):
-        kept = [row for row, name in enumerate(part.names) if stamps.get(name) == part.stamps[row]]
-        if len(kept) < len(part.names):
-            index.parts.remove(part)
-            if kept:
-                index.add([part.numbers[row] for row in kept], [part.names[row] for row in kept],
-                          [part.stamps[row] for row in kept], index.features([part]).read(0)[kept])
-    index.commit()
-
-
-def _check_fits(index: Index, gallery: Path, origin: Mapping[str, Any]) -> None:
-    """Raise `UserError` for another origin, and for another gallery, unless its folder is gone: it has moved then."""
-    place = str(gallery.resolve())
-    if index.gallery != place and Path(index.gallery).exists():
-        raise UserError(f"The index {index.folder} is of the gallery {index.gallery}, not of {gallery}; {REBUILD}.")
-    index.gallery = place
-    for name in {**index.origin, **origin}:
-        was, now = (found.get(name) for found in (index.origin, origin))
-        if was != now:
-            what = "other weights" if name == WEIGHTS else f"{name} {was!r}, not {now!r}"
-            raise UserError(f"The index {index.folder} was made with {what}, and such features cannot be compared; give the "
-                            f"same, or {REBUILD}.")

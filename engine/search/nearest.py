@@ -4,16 +4,19 @@ Shapes: Q queries, n gallery samples, features (…, D) float32 of length 1. Dis
 Euclidean ones, computed in float64 for the samples that are shown: samples of equal features have equal distances from a query,
 wherever they lie, and are ordered by name.
 """
+import csv
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.reranking import k_reciprocal
-from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.engine.search.store import Stack
 
+COLUMNS = ("query", "rank", "gallery", "distance")
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 BLOCK_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
@@ -85,12 +88,23 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
     return np.where(rows < 0, np.float32(np.inf), found)
 
 
+def write_csv(path: Path, queries: Sequence[str], found: Sequence[Sequence[str]], distances: np.ndarray) -> None:
+    """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries and hits."""
+    # A file name may have bytes that are not UTF-8, which are written as they are.
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
+            writer.writerows((query, rank, hit, f"{distance:.6f}")
+                             for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
+
+
 def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, np.ndarray]:
     """faiss's exact search: the `count` smallest distances (Q, count) by its rounding, ascending, and their rows."""
     import faiss
 
     heap = faiss.ResultHeap(len(queries), count)
-    for start, block in progress(gallery, "searching", len(gallery.starts) - 1, unit="block"):
+    for start, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
         found, rows = faiss.knn(queries, block, min(count, len(block)))
         heap.add_result(found, rows + start)
     heap.finalize()

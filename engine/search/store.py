@@ -1,183 +1,162 @@
-"""The index of a gallery on disk: features and files of its triplets, in a folder that is valid at any moment (docs/search.md).
+"""One store of features: a folder of shards (safetensors), and store.json, which names those that count (docs/scale.md).
 
-The features lie in parts, files that are written once. index.json names those that count, with their digests, and is replaced
-atomically after they are written; what it does not name is left over from an interruption, and removed by the next writer.
+tools/export_features.py --shards writes a split to one, tools/search.py keeps a gallery in one. A shard is written once,
+atomically; one that store.json does not name is left over from an interruption.
 """
-import hashlib
-import json
+import os
 import re
-import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import atomic_write, file_stamp, is_settled, read_json, sha256, write_json
-from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.search.stack import Stack
+from demo_sdtps.config.files import atomic_write, read_json, write_json
 
-MANIFEST, LOCK = "index.json", ".index.lock"
-FORMAT = 1
-PART_ROWS = 4096
-FEATURES, FILES, FAISS = ".npy", ".json", ".faiss"
-OWN = re.compile(r"\.?(part|ivfpq|hnsw)-[0-9a-f]{16}\.(npy|json|faiss)(\.[0-9a-f]{16}\.part)?|"
-                 r"\.index\.json\.[0-9a-f]{16}\.part")
-"""Names of the files of an index beside index.json, and of those that an interrupted writer leaves."""
-REBUILD = "pass --rebuild to make it anew, or --index another folder"
+MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
+SUFFIX, FEATURES = ".safetensors", "features"
+BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
+OWN = re.compile(r"\.?((store|index|manifest)\.json|"
+                 r"(shard|part|features|labels|paths|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss|npy|json))(\..*\.part)?")
+"""Names of the files of a store, of those that an interrupted writer leaves, and of the stores of earlier versions."""
+
+
+class Stack:
+    """Features (n, D) that need not fit into the memory: shards of `sizes` rows, of which `read(i, slices)` gives slices of
+    rows, one after the other."""
+
+    def __init__(self, sizes: Sequence[int], width: int, read: Callable[[int, Sequence[slice]], np.ndarray]):
+        self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self.width, self.read = width, read
+        rows = max(1, BLOCK_ELEMENTS // width)
+        self.blocks = [(number, slice(start, min(start + rows, size)))
+                       for number, size in enumerate(sizes) for start in range(0, size, rows)]
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The first row of each block, and the block (rows, D)."""
+        return ((int(self.starts[number]) + rows.start, self.read(number, [rows])) for number, rows in self.blocks)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The features of ascending `rows` (m,): (m, D)."""
+        bounds = np.searchsorted(rows, self.starts)
+        return np.concatenate([
+            self.read(number, [slice(row, row + 1) for row in (rows[first:last] - self.starts[number]).tolist()])
+            for number, (first, last) in enumerate(pairwise(bounds)) if first < last])
 
 
 @dataclass
-class Part:
-    """Some triplets of the gallery: their numbers, which nothing else in the index ever has, names, and stamps of their files
-    (`Triplet.stamp`)."""
-
-    stem: str
-    numbers: list[int]
-    names: list[str]
-    stamps: list[str]
-
-
-@dataclass
-class Index:
-    """An index in `folder`; `origin` is what its features depend on, `gallery` the folder of the images, `next` the number of
-    the next triplet, `faiss` the file name of each kind of approximate index (approximate.py), `digests` those of all files,
-    `recall` what was measured of each kind: by how many queries, and a text; `checked` the stamps of files (`file_stamp`) when
-    their digests were last compared."""
+class Store:
+    """`origin` is what the features depend on, `record` what else the writer keeps, `shards` the names of the files that count;
+    `advice` ends the sentences on a damaged one."""
 
     folder: Path
     origin: dict[str, Any]
-    gallery: str
-    next: int = 0
-    parts: list[Part] = field(default_factory=list)
-    faiss: dict[str, str] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
-    recall: dict[str, tuple[int, str]] = field(default_factory=dict)
-    checked: dict[str, str] = field(default_factory=dict)
+    advice: str
+    record: dict[str, Any] = field(default_factory=dict)
+    shards: list[str] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return sum(len(part.names) for part in self.parts)
+    def write(self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]) -> None:
+        """Write a shard: features (n, D), and columns of n numbers or texts. Raises `UserError`."""
+        arrays = {name: column if isinstance(column, np.ndarray) else _encoded(column) for name, column in columns.items()}
+        with atomic_write(self.folder / shard) as path:
+            path.write_bytes(save({FEATURES: features, **arrays}))
 
-    @property
-    def numbers(self) -> np.ndarray:
-        """Numbers of the rows (n,) int64."""
-        return np.array([number for part in self.parts for number in part.numbers], np.int64)
+    def commit(self, others: Sequence[str] = ()) -> None:
+        """Make the `shards` count, and remove other files of stores but `others`. Raises `UserError`."""
+        write_json(self.folder / MANIFEST, {"format": FORMAT, "origin": self.origin, "record": self.record,
+                                            "shards": self.shards})
+        remove_own(self.folder, {MANIFEST, *self.shards, *others})
 
-    @property
-    def names(self) -> list[str]:
-        return [name for part in self.parts for name in part.names]
+    def numbers(self, shard: str, column: str) -> np.ndarray:
+        with self._opened(shard) as file:
+            return file.get_tensor(column)
 
-    def features(self, parts: Sequence[Part] | None = None) -> Stack:
-        """The features of all triplets, or of some parts."""
-        parts = self.parts if parts is None else parts
-        return Stack([len(part.names) for part in parts],
-                     lambda number: np.load(self.folder / (parts[number].stem + FEATURES), mmap_mode="r"))
+    def texts(self, shard: str, column: str, rows: slice = slice(None)) -> list[str]:
+        with self._opened(shard) as file:
+            return [os.fsdecode(bytes(row).rstrip(b"\0")) for row in file.get_slice(column)[rows]]
 
-    def new_numbers(self, count: int) -> list[int]:
-        self.next += count
-        return list(range(self.next - count, self.next))
+    def shape(self, shard: str) -> tuple[int, int]:
+        """Rows and width of the features of a shard. Raises `UserError` for one that is missing or damaged."""
+        with self._opened(shard) as file:
+            return tuple(file.get_slice(FEATURES).get_shape())
 
-    def add(self, numbers: list[int], names: list[str], stamps: list[str], features: np.ndarray) -> None:
-        """Write a part with features (n, D), which counts from `commit` on. Raises `UserError`."""
-        part = Part(new_name("part"), numbers, names, stamps)
-        with self.writing(part.stem + FEATURES) as path, open(path, "wb") as file:
-            np.save(file, features)
-        with self.writing(part.stem + FILES) as path:
-            path.write_text(json.dumps({"numbers": numbers, "names": names, "stamps": stamps}), encoding="utf-8")
-        self.parts.append(part)
+    def features(self, shards: Sequence[str] | None = None,
+                 prepare: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Stack:
+        """The features of all shards, or of some, as `prepare` makes them of those that are read, (rows, D)."""
+        chosen = self.shards if shards is None else shards
+
+        def read(number: int, slices: Sequence[slice]) -> np.ndarray:
+            with self._opened(chosen[number]) as file:
+                rows = file.get_slice(FEATURES)
+                return prepare(np.concatenate([rows[part] for part in slices]))
+
+        shapes = [self.shape(shard) for shard in chosen]
+        return Stack([rows for rows, _ in shapes], shapes[0][1] if shapes else 1, read)
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """Path of a new file of the index, which counts from `commit` on. Raises `UserError` where it cannot be written."""
-        with atomic_write(self.folder / name) as path:
-            yield path
-            self.digests[name] = sha256(path)
-
-    def commit(self) -> None:
-        """Make what is written count, and remove what no longer does. Raises `UserError`."""
-        named = {part.stem + suffix for part in self.parts for suffix in (FEATURES, FILES)} | set(self.faiss.values())
-        self.digests, self.checked = ({name: text for name, text in found.items() if name in named}
-                                      for found in (self.digests, self.checked))
-        content = {"format": FORMAT, "origin": self.origin, "gallery": self.gallery, "next": self.next,
-                   "parts": [part.stem for part in self.parts], "faiss": self.faiss, "digests": self.digests,
-                   "recall": self.recall, "checked": self.checked}
-        write_json(self.folder / MANIFEST, {"digest": _digest(content), **content})
-        for path in self.folder.iterdir():
-            if OWN.fullmatch(path.name) and path.name not in named:
-                with suppress(OSError):  # another program may have it open
-                    path.unlink()
+    def _opened(self, shard: str) -> Iterator[Any]:
+        path = self.folder / shard
+        try:
+            with safe_open(path, "np") as file:
+                yield file
+        except (OSError, SafetensorError):
+            what = "is damaged" if path.exists() else "is missing"
+            raise UserError(f"The file {path} of stored features {what}; {self.advice}.") from None
 
 
-def new_name(kind: str, suffix: str = "") -> str:
-    """Name of a new file of an index."""
-    return f"{kind}-{secrets.token_hex(8)}{suffix}"
-
-
-def read_index(folder: Path) -> Index | None:
-    """The index in a folder, without a look at its parts (`check_files`); None where there is none.
-
-    Raises `UserError` for a damaged index.json, one of another version, and a folder of other files.
-    """
-    file = folder / MANIFEST
-    if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(not OWN.fullmatch(path.name) and path.name != LOCK
-                                                           for path in folder.iterdir())):
-            raise UserError(f"The index {folder} is no folder of an index, but has other files; give --index another folder.")
+def open_store(folder: Path, advice: str) -> Store | None:
+    """The store in a folder, None where there is none. Raises `UserError` as `check_own`, and for one that is damaged or of
+    another version."""
+    check_own(folder, advice)
+    if not (folder / MANIFEST).exists():
         return None
-    content = read_json(file)
-    if not isinstance(content, dict) or content.pop("digest", None) != _digest(content):
-        raise _damaged(file)
-    if content["format"] != FORMAT:
-        raise UserError(f"The index {folder} is of version {content['format']}, but this program writes version {FORMAT}; "
-                        f"{REBUILD}.")
-    parts = [Part(stem, [], [], []) for stem in content["parts"]]
-    return Index(folder, content["origin"], content["gallery"], content["next"], parts,
-                 *(content.get(name, {}) for name in ("faiss", "digests", "recall", "checked")))
+    content = read_json(folder / MANIFEST)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"The file {folder / MANIFEST} is damaged or of another version; {advice}.")
+    return Store(folder, content["origin"], advice, content["record"], content["shards"])
 
 
-def check_files(index: Index, kind: str) -> None:
-    """Read the triplets of the parts, and compare the digests of all files but approximate indices other than `kind`; those
-    that have not changed since they were last compared are left out.
-
-    Raises `UserError` naming the first file that is missing or damaged.
-    """
-    started = time.time_ns()
-    paths = [index.folder / name for name in index.digests if not name.endswith(FAISS) or name == index.faiss.get(kind)]
-    stamps = {path: _or_none(file_stamp, path) for path in paths}
-    changed = [path for path in paths if stamps[path] is None or stamps[path] != index.checked.get(path.name)]
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(partial(_or_none, sha256), changed)
-        for path, digest in zip(changed, progress(digests, "checking the index", len(changed), unit="file"), strict=True):
-            if digest != index.digests[path.name]:
-                raise _damaged(path)
-    settled = {path.name: stamp for path in changed if (stamp := stamps[path]) and is_settled(stamp, started)}
-    if settled:
-        index.checked |= settled
-        with suppress(UserError):  # a folder that cannot be written costs time only
-            index.commit()
-    for part in index.parts:
-        content = json.loads((index.folder / (part.stem + FILES)).read_bytes())
-        part.numbers, part.names, part.stamps = content["numbers"], content["names"], content["stamps"]
+def check_own(folder: Path, advice: str = "") -> None:
+    """Raise `UserError` for a folder of other files than those of a store and, with `advice`, for one of an earlier version."""
+    if not folder.exists():
+        return
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    other = next((name for name in names if name != LOCK and not OWN.fullmatch(name)), None)
+    if not folder.is_dir() or (other and MANIFEST not in names):
+        what = f"has other files such as {other}" if other else "is no folder"
+        raise UserError(f"The output {folder} {what}, so no features are stored there; choose another folder.")
+    if advice and any(OWN.fullmatch(name) and name.endswith(".npy") for name in names):
+        raise UserError(f"The features in {folder} were stored by an earlier version; {advice}.")
 
 
-def _digest(content: dict) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Remove the files of stores in a folder but those `kept`."""
+    for path in folder.iterdir():
+        if OWN.fullmatch(path.name) and path.name not in kept:
+            with suppress(OSError):  # another program may have it open
+                path.unlink()
 
 
-def _or_none(read: Callable[[Path], str], path: Path) -> str | None:
-    """None for a file that cannot be read."""
-    try:
-        return read(path)
-    except OSError:
-        return None
+def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
+    """Raise `UserError` where the features of a store depend on something else than `origin`, naming the first difference."""
+    was, now = ({**found, **found.get("configuration", {}), "configuration": None} for found in (store.origin, origin))
+    for name in {**was, **now}:
+        if was.get(name) != now.get(name):
+            values = "" if name.endswith("_sha256") else f" ({was.get(name)!r}, not {now.get(name)!r})"
+            what = name.removesuffix("_sha256").replace("_", " ") if name.islower() else name
+            raise UserError(f"The features in {store.folder} are of another {what}{values}, so they cannot be compared; "
+                            f"{store.advice}.")
 
 
-def _damaged(path: Path) -> UserError:
-    what = "is damaged: it is not as it was written" if path.exists() else "is missing"
-    return UserError(f"The file {path} of the index {what}; {REBUILD}.")
+def _encoded(texts: Sequence[str]) -> np.ndarray:
+    """Texts as bytes (n, width), padded by zeros."""
+    return np.array([os.fsencode(text) for text in texts]).view(np.uint8).reshape(len(texts), -1)
