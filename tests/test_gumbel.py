@@ -13,7 +13,7 @@ from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
-from demo_sdtps.modeling.selectors.sdtps_variants import aggregate_1e10
+from demo_sdtps.modeling.scores.guided_variants import aggregate_1e10
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

@@ -21,8 +21,8 @@ from demo_sdtps.engine.evaluation.selection import detectors
 from demo_sdtps.engine.optim import parameter_groups
 from demo_sdtps.modeling import make_model, sdtps
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.modeling.selectors import SELECTORS, make_selector, selector_name
-from demo_sdtps.modeling.selectors.base import Context, Selector
+from demo_sdtps.modeling.scores import SELECTORS, make_selector, selector_name
+from demo_sdtps.modeling.scores.base import Context, Selector
 from demo_sdtps.modeling.weights import from_demo, to_demo, unknown_names
 from demo_sdtps.tools import convert_checkpoint, draw_tokens, export_features, profile_flops, report, selection_quality
 from demo_sdtps.tools.study_file import make_variants, read_study
@@ -42,7 +42,7 @@ def registered(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         for name, place in ast.literal_eval(f"{{{line}}}").items():
-            patch.setitem(SELECTORS, name, place.replace("demo_sdtps.modeling.selectors.gated", "gated_selector"))
+            patch.setitem(SELECTORS, name, place.replace("demo_sdtps.modeling.scores.gated", "gated_selector"))
         yield
 
 

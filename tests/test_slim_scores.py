@@ -15,11 +15,11 @@ from demo_sdtps import train_net
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import keys
-from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import Context
-from demo_sdtps.modeling.selectors.cues import attention_divergence
-from demo_sdtps.modeling.selectors.editor import haar_energy
-from demo_sdtps.modeling.selectors.learned import CUES
+from demo_sdtps.modeling.scores import make_score
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.scores.cues import attention_divergence
+from demo_sdtps.modeling.scores.editor import haar_energy
+from demo_sdtps.modeling.scores.learned import CUES
 from demo_sdtps.tools import profile_flops
 
 WIDTH, GRID, HEADS, PATCHES = 24, (5, 3), 3, 15

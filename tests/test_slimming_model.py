@@ -14,9 +14,9 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities, weighted_mean
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.selectors import position
-from demo_sdtps.modeling.selectors.base import Context
-from demo_sdtps.modeling.selectors.position import Position, RunningDistinctness
+from demo_sdtps.modeling.scores import position
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.scores.maps import Position, RunningDistinctness
 from demo_sdtps.tools.profile_flops import count_macs, tokens_of_hdm
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")

@@ -37,7 +37,7 @@ COLOURS = {"score": "#333333", "MLP": "#e08a1e", "RGB": "#d1495b", "NI": "#3b6fd
 
 def main() -> None:
     parser = config_parser(
-        "Measure how many of the patches that the selector and the stages of slimming keep lie on the person. Needs foreground "
+        "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
         "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
@@ -101,7 +101,7 @@ def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
 
 
 def as_tables(quality: Quality) -> list[str]:
-    """A table per stage and for the selector, under their names where there are stages, and the globals' mean cosines."""
+    """A table per stage and for SDTPS, under their names where there are stages, and the globals' mean cosines."""
     lines = []
     for name, cases in quality.choices.items():
         groups = {case_name(case): rows for case, rows in cases.items()}
@@ -129,7 +129,7 @@ def detectors(groups: dict[str, Rows]) -> list[str]:
 
 
 def draw(quality: Quality, title: str, path: Path) -> Path:
-    """A column per modality; for every stage and the selector two rows: in every case the kept patches' share against the base
+    """A column per modality; for every stage and SDTPS two rows: in every case the kept patches' share against the base
     rate, and AP against a random order's."""
     choices = quality.choices
     figure, axes = plt.subplots(2 * len(choices), len(MODALITIES), figsize=(15, 8 * len(choices)), sharex="col", sharey="row",
@@ -148,7 +148,7 @@ def draw(quality: Quality, title: str, path: Path) -> Path:
 
 
 def draw_choice(axes: np.ndarray, cases: dict[str, Rows], chance: float) -> None:
-    """The two rows of a stage or the selector."""
+    """The two rows of a stage or SDTPS."""
     names = detectors(cases)
     for (upper, lower), modality in zip(axes.T, MODALITIES, strict=True):
         rows = {case: found[modality] for case, found in cases.items() if modality in found}

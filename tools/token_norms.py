@@ -37,7 +37,7 @@ def main() -> None:
         f"{HIGH:g} times the median and on the background (large ViTs have such tokens: Darcet et al., Vision transformers "
         "need registers, ICLR 2024). And the average precision (AP) of `distinctness` as a detector of the person, as it is, "
         f"from a mean without the {LEFT_OUT:.0%} of the tokens of the largest norm, and from a mean of tokens of equal norm. "
-        "Needs foreground masks; slimming and selectors are left out, so that every block has all patches.",
+        "Needs foreground masks; slimming and SDTPS are left out, so that every block has all patches.",
         checkpoint=weight_flag())
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
