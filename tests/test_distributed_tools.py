@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import CONFIG, QUERIES, SMALL, assert_same_hits, checkpoint_file, cli_args_for, near
+from commands import CONFIG, KEEP_ALL, QUERIES, SMALL, assert_same_hits, checkpoint_file, cli_args_for, near
 from launch import (
     children_of,
     kill_one_of_two,
@@ -33,7 +33,7 @@ REFUSED = "error: "
 
 @pytest.fixture(scope="module")
 def weights(tiny_root, tmp_path_factory):
-    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.AMP", "off"])
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], *KEEP_ALL, "TEST.AMP", "off"])
     return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
 
 

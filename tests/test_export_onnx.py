@@ -5,10 +5,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, FEATURES, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import CONFIG, ONE_LINE, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from numeric import assert_close
 from PIL import Image
-from tiny import random_images, tiny_model
+from tiny import MODEL, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
@@ -34,13 +34,14 @@ def test_an_exported_program_takes_any_batch(opts):
             expected = model.patterns(images, cameras)
             found = program(*images.values(), cameras)
         for one, other in zip(found, expected.values(), strict=True):
-            assert_close(one, other, *FEATURES, *FEATURES)
+            assert_close(one, other, *MODEL, *MODEL)
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tmp_path):
-    """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean."""
+    """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean. Of images whose
+    selection is a tie but for rounding, another patch may be kept."""
     opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True, "MODEL.PIFE_WEIGHTED", True)
     weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
     code, stdout, stderr = command(export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx")
@@ -58,9 +59,14 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
     known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
     for cameras, given in ((np.array(known), known), (unknown, None)):
         found = session.run(None, {**fed, "camera": cameras})
-        for pattern, own in zip(RETURN_PATTERNS, found, strict=True):
-            expected = reid.features(**files, pattern=pattern, camera=given, normalise=False)
-            assert_close(own, expected, *FEATURES, *FEATURES)
+        expected = [reid.features(**files, pattern=pattern, camera=given, normalise=False) for pattern in RETURN_PATTERNS]
+        inputs = [torch.from_numpy(part) for part in (*fed.values(), cameras)]
+        with export_onnx.mean_camera(reid.model.backbone):
+            graph = export_onnx.Patterns(reid.model)
+            told = ~export_onnx.undecided(graph, inputs, [torch.from_numpy(part) for part in expected])
+        assert told.any()
+        for own, theirs in zip(found, expected, strict=True):
+            assert_close(own[told], theirs[told], *MODEL, *MODEL)
 
 
 def test_what_cannot_be_exported_is_told(tiny_root, command, tmp_path):

@@ -4,9 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import FEATURES, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from numeric import assert_close
 from PIL import Image
+from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
@@ -23,14 +24,14 @@ def reid(trained):
 def trained(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
-    words = cli_args_for(tiny_root, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
+    words = cli_args_for(tiny_root, *KEEP_ALL, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
     checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
     return folder
 
 
 def assert_same(found, expected):
     """Both by the model, in batches of different sizes."""
-    assert_close(found, expected, *FEATURES, *FEATURES)
+    assert_close(found, expected, *MODEL, *MODEL)
 
 
 def exported(command, weights, tmp_path, pattern, *opts):

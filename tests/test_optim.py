@@ -172,7 +172,7 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_optimizer_steps(name):
-    opts = ["SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
+    opts = ["SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7", "SOLVER.BASE_LR", "1"]  # SGD's steps exceed a rounding
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(cfg, model)

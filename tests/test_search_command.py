@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from browser import headless
-from commands import CONFIG, ONE_LINE, assert_same_hits, checkpoint_file, cli_args_for, contents
+from commands import CONFIG, KEEP_ALL, ONE_LINE, assert_same_hits, checkpoint_file, cli_args_for, contents
 from PIL import Image
 from reference import search as reference
 from test_files import full_disk
@@ -23,7 +23,7 @@ MODALITIES = ("RGB", "NI", "TI")
 
 @pytest.fixture(scope="module")
 def weights(tiny_root, tmp_path_factory):
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *KEEP_ALL)[2:])
     return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
 
 

@@ -7,10 +7,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, FEATURES, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from commands import CONFIG, KEEP_ALL, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
 from numeric import assert_close, numpy_generator
 from reference import ranking
 from test_metrics import assert_same, random_case
+from tiny import MODEL
 
 from demo_sdtps import test_net
 from demo_sdtps.benchmarks.rows import peak_memory
@@ -33,14 +34,14 @@ ORIGIN = {"return_pattern": 3, "checkpoint_sha256": "0", "dtype": "float32"}
 @pytest.fixture(scope="module")
 def weights(tiny_root, tmp_path_factory):
     return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
-                           load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]))
+                           load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *KEEP_ALL]))
 
 
 @pytest.fixture
 def export(tiny_root, weights, command, tmp_path):
     """Call export_features.py: → (exit code, stdout, stderr)."""
     def call(name, *words):
-        given = cli_args_for(tiny_root, "--weight", weights)
+        given = cli_args_for(tiny_root, "--weight", weights, *KEEP_ALL)
         return command(export_features.main, *given, "--output", tmp_path / name, *words)
 
     return call
@@ -59,7 +60,7 @@ def test_shards_hold_what_the_file_holds(export, tmp_path, words):
     shards, expected = open_shards(tmp_path / "x", check=True), np.load(tmp_path / "x.npz")
     features, paths = rows_of(shards)
     assert isinstance(shards.features(0), np.memmap)
-    assert_close(features, expected["features"], *FEATURES, *FEATURES)  # batches of other sizes differ by the roundings of both
+    assert_close(features, expected["features"], *MODEL, *MODEL)  # batches of other sizes differ by the roundings of both
     assert [[os.fsdecode(path) for path in line] for line in paths] == expected["paths"].tolist()
     assert shards.starts.tolist() == [0, 12, 24, 32] and len(shards) == 32 and shards.width == features.shape[1]
     for name in ("ids", "cams", "scenes"):
@@ -281,7 +282,8 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
 
 def test_ranking_exported_features_gives_the_figures_of_the_test_command(export, command, tiny_root, weights, tmp_path):
     """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
-    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights), "--json", tmp_path / "t.json")[0] == 0
+    words = cli_args_for(tiny_root, "--weight", weights, *KEEP_ALL)
+    assert command(test_net.main, *words, "--json", tmp_path / "t.json")[0] == 0
     for name, words in (("q.npz", ("--split", "query")), ("q", ("--split", "query", "--shards", "9")), ("g.npz", ()),
                         ("g", ("--shards",))):
         assert export(name, *words)[0] == 0

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import CONFIG, FEATURES, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
+from commands import CONFIG, KEEP_ALL, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
 from interrupted import call
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
+from tiny import MODEL
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.lock import BEGINNING
@@ -34,8 +35,8 @@ def two_nodes():
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
     weights = checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
-                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]))
-    return cli_args_for(tiny_root, "--weight", weights, small=LARGE)
+                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE, *KEEP_ALL]))
+    return cli_args_for(tiny_root, "--weight", weights, *KEEP_ALL, small=LARGE)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_several_processes_export_what_one_does(started, words, alone, tmp_path,
     name, *more = output
     said = [process.communicate(timeout=120) for process in started(nodes(), [*words, "--output", tmp_path / name, *more])]
     assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
-    assert_close(features_of(tmp_path / name), features_of(alone / name), *FEATURES, *FEATURES)
+    assert_close(features_of(tmp_path / name), features_of(alone / name), *MODEL, *MODEL)
     assert {path.name for path in tmp_path.rglob("*")} == ({path.name for path in (alone / "x").iterdir()} | {"x"}
                                                            if more else {"x.npz"})
 

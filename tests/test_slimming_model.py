@@ -1,6 +1,9 @@
 """Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, controls, position maps."""
+from itertools import count
+
 import pytest
 import torch
+from choices import margins
 from numeric import assert_close, assert_order, generator, tolerance
 from reference.cues import distinctness
 from test_fast_model import COMPILES, IN_THE_COMPILER
@@ -324,14 +327,17 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @COMPILES
 @pytest.mark.parametrize("score", ["attention", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
-    eager, compiled = (trained(slim_model(score)).double() for _ in range(2))
+    eager, compiled = (trained(slim_model(score)) for _ in range(2))
     compile_model(compiled, torch.device("cpu"))
-    images, cameras = random_images(12)
-    images = exact(with_masks(images))
-    features = []
-    for model in (eager, compiled):
-        with inference(model, None):
-            features.append(model(images, cameras))
+    for seed in count(12):  # until patches are chosen clearly
+        images, cameras = random_images(seed)
+        images = with_masks(images)
+        with inference(eager, None), margins() as found:
+            features = [eager(images, cameras)]
+        if min(found) > tolerance(*2 * ENCODER):
+            break
+    with inference(compiled, None):
+        features.append(compiled(images, cameras))
     assert_close(*features, *ENCODER, *ENCODER)
     gradients = []
     for model in (eager, compiled):
