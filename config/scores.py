@@ -43,7 +43,7 @@ def score_entry(name: str, key: str) -> ScoreEntry:
     imported. Raises `UserError` for an unknown name."""
     if ":" in name and name not in SCORES:
         try:
-            return ScoreEntry(name, resolve_name(name).masks, has_weights=True)
+            return ScoreEntry(name, resolve_name(name).masks, has_weights=True)  # an `AttributeError` for another class
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
                             "of demo_sdtps.modeling.scores.base.Score, with the module on PYTHONPATH.") from None

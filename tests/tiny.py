@@ -22,7 +22,7 @@ WIDTH = 64
 PATCHES = 32
 """Of 8×8 pixels. SDTPS keeps 16 of them and aggregates those to 6."""
 CLASSES, CAMERAS = 5, 4
-GIVEN_MAP = ("MODEL.SLIM_MAP", "[[0, 1, 0], [3, 5, 2]]")  # for the score of that name alone
+
 UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
 
 
@@ -58,7 +58,7 @@ def tiny_cfg(*opts):
     """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
     opts = [str(value) for value in opts]
     sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
-    return load_cfg(CONFIG, [*sizes, *GIVEN_MAP, *opts])
+    return load_cfg(CONFIG, [*sizes, *opts])
 
 
 def tiny_model(*opts, seed=0, cameras=CAMERAS):
