@@ -19,8 +19,8 @@ from demo_sdtps.modeling.scores.guided import SDTPS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.tools import draw_tokens, profile_flops, report, selection_quality
 
-EXAMPLE = next(example for example in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.S)
-               if "class Contrast" in example)
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+(EXAMPLE,) = (example for example in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Contrast" in example)
 SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE")
 
 

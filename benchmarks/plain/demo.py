@@ -41,7 +41,8 @@ class Demo(nn.Module):
         original = torch.cat([global_feats[modality] for modality in MODALITIES], dim=1)
         moe = self.generalFusion(patches, global_feats)
         if self.training:
-            logits = {"moe": self.classifier_moe(self.bottleneck_moe(moe)), "original": self.classifier(self.bottleneck(original))}
+            logits = {"moe": self.classifier_moe(self.bottleneck_moe(moe)),
+                      "original": self.classifier(self.bottleneck(original))}
             return TrainingOutput(logits, {"moe": moe, "original": original}, None)
         return {1: original, 2: moe, 3: torch.cat([original, moe], dim=1)}[return_pattern]
 
