@@ -32,7 +32,6 @@ from demo_sdtps.engine.runtime import compile_model, set_seed
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.pretrained import load_pretrained
-from demo_sdtps.modeling.selectors import selector_name
 
 logger = logging.getLogger("train_net")
 
@@ -57,8 +56,6 @@ def main() -> None:
 def train_run(cfg: CfgNode, overwrite: bool) -> None:
     """Start or resume the run of `cfg`, in each of the connected processes."""
     check_agreement({**flat(cfg), "--overwrite": overwrite}, "start all of them with the same configuration")
-    with ending_together():
-        selector_name(cfg)  # an unknown one is rejected before any data are read
     device = same_device(cfg)
     resumed = once_per_machine(lambda: find_run(cfg, overwrite))
     check_agreement({"what OUTPUT_DIR holds": resumed.progress if resumed else "no run"}, "let them see the same folder")

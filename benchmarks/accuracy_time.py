@@ -82,7 +82,7 @@ def measure(variants: Mapping[str, CfgNode], batch: int, rounds: int) -> dict[st
         torch.manual_seed(cfg.SOLVER.SEED)
         model = make_model(cfg, CLASSES, CAMERAS).to(device)
         step = training_step(cfg, model, make_optimizer(cfg, model), cameras, labels, choose_precision(cfg.SOLVER.AMP, device),
-                             model.pair_weights)
+                             model.head_weights)
         seen = {training: masked if reads_masks(cfg, training) else images for training in (False, True)}
         works["inference"][name] = partial(_infer, model, seen[False], cameras)
         works["training step"][name] = partial(_train, model, step, seen[True])

@@ -54,7 +54,7 @@ class Sides:
         solver = self.cfg.SOLVER
         optimizer = make_optimizer(self.cfg, model) if model is self.ours \
             else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
-        step = training_step(self.cfg, model.train(), optimizer, self.cameras, self.labels, precision, self.ours.pair_weights)
+        step = training_step(self.cfg, model.train(), optimizer, self.cameras, self.labels, precision, self.ours.head_weights)
         return partial(step, self.images)
 
 
@@ -67,12 +67,12 @@ def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[s
 
 def training_step(cfg: CfgNode, model: nn.Module, optimizer: torch.optim.Optimizer, cameras: torch.Tensor,
                   labels: torch.Tensor, precision: torch.dtype | None,
-                  pair_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
+                  head_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
     """A function of the images that does one step."""
     def step(images: dict[str, torch.Tensor]) -> None:
         with autocast(cameras.device, precision):
             outputs = model(images, cameras)
-            loss, _ = total_loss(cfg, outputs, labels, pair_weights)
+            loss, _ = total_loss(cfg, outputs, labels, head_weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -25,7 +25,7 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.runtime import choose_device, inference
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.selectors.base import ByModality
+from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.modeling.slimming import Slimming
 from demo_sdtps.tools.profile_flops import count_macs
 
@@ -101,7 +101,7 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, precisions: 
             seconds = in_turns(what, works(lambda seen: model(seen, cameras), training=False), 1 if quick else 4, device)
         yield from pairs(what, seconds, operations)
         what = f"{cfg.MODEL.TRANSFORMER_TYPE}, training step, {name}"
-        step = training_step(cfg, model.train(), optimizer, cameras, labels, half, model.pair_weights)
+        step = training_step(cfg, model.train(), optimizer, cameras, labels, half, model.head_weights)
         yield from pairs(what, in_turns(what, works(step, training=True), 1 if quick else 2, device), operations)
 
 

@@ -4,8 +4,8 @@ import re
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
-from demo_sdtps.config.common import CLIP_BACKBONE, HUB, UserError, nearest
-from demo_sdtps.config.scores import SCORES, reads_masks, score_entry
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB, UserError
+from demo_sdtps.config.scores import reads_masks, score_entry
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -13,16 +13,12 @@ def check_cfg(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
                         "True or MODEL.ATM to False.")
-    if cfg.MODEL.USE_SDTPS and cfg.MODEL.SELECTOR not in ("", "sdtps"):
-        raise UserError(f"MODEL.USE_SDTPS is True, which means MODEL.SELECTOR 'sdtps', but MODEL.SELECTOR is "
-                        f"{cfg.MODEL.SELECTOR!r}; set MODEL.USE_SDTPS to False or MODEL.SELECTOR to ''.")
     if cfg.MODEL.SDTPS_GUMBEL_SELECT and not cfg.MODEL.SDTPS_USE_GUMBEL:
         raise UserError("MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, but it chooses patches by the "
                         "noise that SDTPS_USE_GUMBEL draws; set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False.")
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
-    _check_sdtps_score(cfg)
     _check_slimming(cfg)
     _check_batch(cfg)
     if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
@@ -37,21 +33,10 @@ def check_cfg(cfg: CfgNode) -> None:
     check_device(cfg)
 
 
-def _check_sdtps_score(cfg: CfgNode) -> None:
-    name = cfg.MODEL.SDTPS_SCORE
-    choices = ["published", *(known for known, entry in SCORES.items() if not (entry.masks or entry.backbone_only))]
-    if name not in choices:
-        raise UserError(f"MODEL.SDTPS_SCORE is {name!r}, but SDTPS, which has tokens and global features alone, can select "
-                        f"by {' or '.join(map(repr, choices))} alone{nearest(name, choices)}.")
-
-
 def _check_slimming(cfg: CfgNode) -> None:
     """Raise `UserError` for slimming settings that do not fit each other; those that do not fit the backbone it refuses."""
     model = cfg.MODEL
     check_stages(model)
-    if model.PIFE_WEIGHTED and not (model.SLIM_BLOCKS and model.GLOBAL_LOCAL):
-        raise UserError("MODEL.PIFE_WEIGHTED is True, but it weighs the mean of PIFE (MODEL.GLOBAL_LOCAL) by the score of "
-                        "MODEL.SLIM_BLOCKS, and one of them is off; set both, or PIFE_WEIGHTED to False.")
     if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
         raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
                         "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
@@ -61,9 +46,6 @@ def check_stages(model: CfgNode) -> None:
     """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
     score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
-    if blocks and model.SLIM_SCORE == "given_map" and not model.SLIM_MAP:
-        raise UserError("MODEL.SLIM_SCORE is 'given_map', but MODEL.SLIM_MAP is empty; give rows of numbers, such as "
-                        "[[0, 1, 0], [1, 2, 1]].")
     if len(blocks) != len(keep):
         raise UserError(f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
                         "block; give both as many.")

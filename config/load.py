@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.check import check_cfg
 from demo_sdtps.config.common import UserError, nearest
 from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schema
+from demo_sdtps.config.scores import check_stored_score
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
                      "a checkpoint of SEPS belongs to test_seps.py")
@@ -51,7 +52,10 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
         _merge(cfg, schema, flatten(read_yaml(path, "configuration", advice), schema), str(path))
-    _merge(cfg, schema, pairs_of(opts), "the command line")
+    given = list(pairs_of(opts))
+    _merge(cfg, schema, iter(given), "the command line")
+    if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in dict(given):
+        check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
     try:

@@ -46,9 +46,12 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
         "SOLVER.CLUSTER_MARGIN": 0.3, "SOLVER.COSINE_MARGIN": 0.5, "SOLVER.COSINE_SCALE": 30, "SOLVER.RANGE_K": 2,
         "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1}}
 """By the reason: keys and defaults."""
-REMOVED_KEYS: dict[str, object] = {}
+REMOVED_KEYS: dict[str, object] = {
+    "MODEL.SELECTOR": "", "MODEL.SDTPS_PROJECTION": False, "MODEL.SDTPS_SCORE": "published", "MODEL.SDTPS_FEEDS_HDM": True,
+    "MODEL.SLIM_HIDDEN": 64, "MODEL.SLIM_TAU": 1.0, "MODEL.SLIM_DISTIL": 0.0, "MODEL.SLIM_MAP": [],
+    "MODEL.PIFE_WEIGHTED": False}
 """Keys that are gone, of re-identification and of SEPS, and their defaults, at which a configuration may still hold them."""
-LAST_COMMIT = "345f27e"  # that has the REMOVED_KEYS
+LAST_COMMIT = "f64450b"  # that has the REMOVED_KEYS
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")
@@ -69,12 +72,6 @@ SIZE = (lambda value: len(value) == 2 and all(type(side) is int and 0 < side <= 
 def three_numbers(value, least: float = -1e9) -> bool:
     """Whether there are three numbers, greater than `least`."""
     return len(value) == 3 and all(type(number) in (int, float) and least < number < 1e9 for number in value)
-
-
-def is_map(value) -> bool:
-    """Whether these are rows of equally many finite numbers, or none."""
-    return all(type(row) is list and len(row) == len(value[0]) > 0 and
-               all(type(number) in (int, float) and math.isfinite(number) for number in row) for row in value)
 
 
 KEYS = (
@@ -110,30 +107,22 @@ KEYS = (
     Key("MODEL.COMPILE", False, "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
         "a C++ compiler on a CPU"),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patch tokens into each modality's global feature"),
-    Key("MODEL.SLIM_BLOCKS", [], "blocks of the backbone after which patches are dropped (slimming), strictly increasing, 0 "
-        "for the input; []: no slimming", lambda value: all(type(block) is int for block in value),
+    Key("MODEL.SLIM_BLOCKS", [], "blocks of the backbone after which patches are dropped (token pruning, 'slimming'), "
+        "strictly increasing, 0 for the input; []: none", lambda value: all(type(block) is int for block in value),
         "a list of whole numbers such as [4, 8]"),
     Key("MODEL.SLIM_KEEP", [], "share of the patches there are that each of SLIM_BLOCKS keeps",
         lambda value: all(type(share) in (int, float) and 0 < share <= 1 for share in value), "a list of shares in (0, 1] such "
         "as [0.5, 0.5]"),
-    Key("MODEL.SLIM_SCORE", "saliency", "score by which patches are kept, one of config/scores.py"),
+    Key("MODEL.SLIM_SCORE", "saliency", "score by which patches are kept: one of config/scores.py, or package.module:Class of "
+        "your own"),
     Key("MODEL.SLIM_SHARED", True, "keep the same places in all modalities, by the sum of the scores of those present; False: "
         "each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
         "each into the patch most like it"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),
-    Key("MODEL.SLIM_HIDDEN", 64, "hidden width of SLIM_SCORE supervised", *WIDTH),
-    Key("MODEL.SLIM_TAU", 1.0, "temperature of the straight-through gradient of SLIM_SCORE learned; 0: a gradient through the "
-        "extra token alone", *NOT_NEGATIVE),
-    Key("MODEL.SLIM_DISTIL", 0.0, "weight of the loss that draws SLIM_SCORE learned to what the class token attends to in the "
-        "last block", *NOT_NEGATIVE),
-    Key("MODEL.SLIM_MAP", [], "score of each place by SLIM_SCORE given_map: rows of numbers such as [[0, 1, 0], [1, 2, 1]], "
-        "of any resolution; interpolated to the grid of patches", is_map, "rows of equally many finite numbers, or []"),
-    Key("MODEL.PIFE_WEIGHTED", False, "weigh the mean of PIFE by the score of the last of SLIM_BLOCKS"),
-    Key("MODEL.SELECTOR", "", "token selector, one of modeling/selectors/__init__.py; '': none, or sdtps with USE_SDTPS"),
-    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens (sparse and dense token-aware patch selection); the "
-        "same as SELECTOR sdtps"),
-    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that the selector keeps", *RATIO),
+    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch "
+        "selection)"),
+    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches that remains after their aggregation", *RATIO),
     Key("MODEL.SDTPS_BETA", 0.25, "weight of the guidance: score = (1 - 2 beta) MLP + beta (others + 2 own)",
         lambda value: 0 <= value <= 0.5, "in [0, 0.5]"),
@@ -143,11 +132,6 @@ KEYS = (
         "never in evaluation"),
     Key("MODEL.SDTPS_GUIDE_MISSING", True, "use the global feature of a missing modality (TEST.MISS) as a guide of the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key("MODEL.SDTPS_PROJECTION", False, "map the tokens of SDTPS by LayerNorm, a linear layer and quick GELU before "
-        "their mean"),
-    Key("MODEL.SDTPS_SCORE", "published", "score by which SDTPS keeps patches: published, or one of config/scores.py "
-        "that needs no masks"),
-    Key("MODEL.SDTPS_FEEDS_HDM", True, "let HDM attend to the tokens of the selector; False: to all patches"),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),

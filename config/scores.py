@@ -1,4 +1,6 @@
-"""Which scores MODEL.SLIM_SCORE and MODEL.SDTPS_SCORE can name, where the class of each is, and which of them read masks."""
+"""Which scores MODEL.SLIM_SCORE can name, where the class of each is, and which of them read masks."""
+import sys
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from yacs.config import CfgNode
@@ -7,29 +9,25 @@ from demo_sdtps.config.common import UserError, nearest
 
 
 class ScoreEntry(NamedTuple):
-    place: str  # file and class in modeling/selectors
+    place: str  # module:class
     masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
     has_weights: bool = False  # or a map, which a checkpoint that was trained without the score does not hold
-    backbone_only: bool = False  # whether it works between the blocks of the backbone alone: MODEL.SLIM_SCORE, not SDTPS_SCORE
 
 
+_HERE = "demo_sdtps.modeling.scores"
 SCORES = {
-    "distinctness": ScoreEntry("cues.Distinctness"),
-    "border": ScoreEntry("cues.Border"),
-    "saliency": ScoreEntry("saliency.Saliency", backbone_only=True),
-    "attention": ScoreEntry("cues.Attention", backbone_only=True),
-    "sdtps": ScoreEntry("sdtps.SDTPSScore", has_weights=True),
-    "position": ScoreEntry("position.Position", has_weights=True),
-    "distinct_position": ScoreEntry("position.DistinctPosition", has_weights=True),
-    "given_map": ScoreEntry("position.GivenMap", backbone_only=True),
-    "running_distinctness": ScoreEntry("position.RunningDistinctness", has_weights=True),
-    "random": ScoreEntry("controls.Random"),
-    "tome": ScoreEntry("tome.ToMe", backbone_only=True),
-    "editor": ScoreEntry("editor.Editor", backbone_only=True),
-    "learned": ScoreEntry("learned.Learned", has_weights=True),
-    "supervised": ScoreEntry("supervised.Supervised", masks="training", has_weights=True),
-    "mean_mask": ScoreEntry("controls.MeanMask", masks="training", has_weights=True),
-    "mask": ScoreEntry("controls.Mask", masks="always"),
+    "distinctness": ScoreEntry(f"{_HERE}.cues:Distinctness"),
+    "border": ScoreEntry(f"{_HERE}.cues:Border"),
+    "saliency": ScoreEntry(f"{_HERE}.saliency:Saliency"),
+    "attention": ScoreEntry(f"{_HERE}.cues:Attention"),
+    "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore", has_weights=True),
+    "position": ScoreEntry(f"{_HERE}.maps:Position", has_weights=True),
+    "tome": ScoreEntry(f"{_HERE}.tome:ToMe"),
+    "editor": ScoreEntry(f"{_HERE}.editor:Editor"),
+    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training", has_weights=True),
+    "random": ScoreEntry(f"{_HERE}.cues:Random"),
+    "mean_mask": ScoreEntry(f"{_HERE}.maps:MeanMask", masks="training", has_weights=True),
+    "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),
 }
 """Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""
 
@@ -41,10 +39,27 @@ MASK = "MASK"
 
 
 def score_entry(name: str, key: str) -> ScoreEntry:
-    """The entry of the score that `key` names. Raises `UserError` for an unknown name."""
+    """The entry of the score that `key` names: one of SCORES, or "package.module:Class" from outside the project, which is
+    imported. Raises `UserError` for an unknown name."""
+    if ":" in name and name not in SCORES:
+        try:
+            return ScoreEntry(name, resolve_name(name).masks, has_weights=True)  # an `AttributeError` for another class
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
+                            "of demo_sdtps.modeling.scores.base.Score, with the module on PYTHONPATH.") from None
     if name not in SCORES:
-        raise UserError(f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}{nearest(name, SCORES)}.")
+        raise UserError(f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
+                        f"own{nearest(name, SCORES)}.")
     return SCORES[name]
+
+
+def check_stored_score(name: str, place: object) -> None:
+    """Raise `UserError` where a checkpoint or folder at `place` names a score from outside the project whose module is not
+    imported: files from elsewhere run no code."""
+    module = name.partition(":")[0]
+    if ":" in name and module not in sys.modules:
+        raise UserError(f"MODEL.SLIM_SCORE of {place} is {name!r}, whose module is not imported, and a file imports none by "
+                        f"itself; give MODEL.SLIM_SCORE {name} on the command line, or import {module} before.")
 
 
 def reads_masks(cfg: CfgNode, training: bool) -> bool:

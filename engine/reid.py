@@ -19,6 +19,7 @@ from demo_sdtps.engine.runtime import autocast
 from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
 from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 
 
@@ -51,16 +52,14 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         images = {modality: to_device(image, self.device) for modality, image in batch[0].items()}
         labels, cameras = (to_device(part, self.device) for part in batch[1:])
         with autocast(self.device, self.precision):
-            outputs = self.network(images, cameras)
+            output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
-            outputs = [gathered(part) if isinstance(part, torch.Tensor) else part for part in outputs]
-            labels = gathered(labels)
-            loss, parts = total_loss(self.cfg, outputs, labels, self.model.pair_weights, self.centers)
+            logits, features = ({name: gathered(part) for name, part in parts.items()} for parts in output[:2])
+            auxiliary, labels = None if output.auxiliary is None else gathered(output.auxiliary), gathered(labels)
+            loss, parts = total_loss(self.cfg, TrainingOutput(logits, features, auxiliary), labels, self.model.head_weights,
+                                     self.centers)
         sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
-        return loss, len(labels), {"accuracy": (outputs[0].detach().argmax(dim=1) == labels).sum(), **sums}
-
-    def scalars(self) -> dict[str, float]:
-        return self.model.scalars()
+        return loss, len(labels), {"accuracy": (next(iter(logits.values())).detach().argmax(dim=1) == labels).sum(), **sums}
 
     def is_due(self, epoch: int) -> bool:
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED

@@ -1,5 +1,4 @@
-"""The model: one backbone for three modalities, PIFE, a token selector, HDM and ATMoE, and a BNNeck head per feature
-(docs/method.md)."""
+"""The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,12 +8,13 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
-from demo_sdtps.modeling.heads import BNNeck
-from demo_sdtps.modeling.selectors import make_selector, selector_name
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection, Selector, split_rows
+from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
+from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
+from demo_sdtps.modeling.scores.guided import SDTPS
 from demo_sdtps.modeling.slimming import make_slimming, patch_shares
 
 
@@ -27,29 +27,18 @@ class PIFE(nn.Module):
             modality: nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU())
             for modality in MODALITIES})
 
-    def forward(self, patches: ByModality, class_tokens: ByModality, weights: ByModality | None = None) -> ByModality:
-        """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality; `weights` (B, N) weigh the mean."""
-        means = {modality: weighted_mean(tokens, weights[modality]) if weights else tokens.mean(dim=1)
-                 for modality, tokens in patches.items()}
-        return {modality: self.reduce[modality](torch.cat([class_tokens[modality], mean], dim=-1))
-                for modality, mean in means.items()}
-
-
-def weighted_mean(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """tokens (B, N, C), weights (B, N), 0 or greater → (B, C); the plain mean where all weights are 0."""
-    weights = weights + 1e-6
-    return torch.einsum("bn,bnc->bc", (weights / weights.sum(dim=1, keepdim=True)).to(tokens.dtype), tokens)
+    def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
+        """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
+        return {modality: self.reduce[modality](torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1))
+                for modality, tokens in patches.items()}
 
 
 class DeMo(nn.Module):
     """Multi-modal re-identification from triplets of images.
 
-    In training a forward returns the flat tuple (logits, feature, logits, feature, …), enhanced features first, and last, with
-    HDM or a score of slimming that has a loss, the auxiliary loss: (1,), or HDM's alone, the number 0; in evaluation the
-    feature of one return pattern. `pair_weights` are the weights of the pairs' losses, `widths` the widths of their features
-    by head, `columns` the columns of each return pattern in pattern 3.
-
-    The selector is the submodule of its name, so `sdtps` in DeMo's checkpoints.
+    In training a forward returns a `TrainingOutput`, in evaluation the feature of one return pattern. `head_weights` are the
+    weights of the heads' losses, `widths` the widths of their features, `columns` the columns of each return pattern in
+    pattern 3.
     """
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
@@ -59,16 +48,12 @@ class DeMo(nn.Module):
         width = self.backbone.width
         self.slimming = make_slimming(cfg, self.backbone)
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
-        self.selector_name = selector_name(cfg)
-        selector = make_selector(cfg, width, self.backbone.grid_size)
-        if selector:
-            self.add_module(self.selector_name, selector)
+        self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
         self.hdm = HDM(width) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD) if cfg.MODEL.ATM else None
-        self.selector_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
         self.one_head = cfg.MODEL.DIRECT == 1
 
-        enhanced = {self.selector_name: len(MODALITIES) * width} if selector else {}
+        enhanced = {"sdtps": len(MODALITIES) * width} if self.sdtps else {}
         enhanced |= {"moe": len(SUBSETS) * width} if self.hdm else {}
         original = {"original": len(MODALITIES) * width} if self.one_head else dict.fromkeys(MODALITIES, width)
         self.enhanced, self.widths = tuple(enhanced), enhanced | original
@@ -76,23 +61,20 @@ class DeMo(nn.Module):
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
-        self.pair_weights = {name: selector.loss_weight if selector and name == self.selector_name else 1.0
-                             for name in self.widths}
+        self.head_weights = {name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths}
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
 
-    @property
-    def selector(self) -> Selector | None:
-        return getattr(self, self.selector_name) if self.selector_name else None
+    def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
+        patches = self.slimming.counts[-1] if self.slimming else self.backbone.num_patches
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
+        try:
+            return SDTPS(self.backbone.width, self.backbone.grid_size, patches, **settings)
+        except ValueError as error:
+            raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None
 
-    def scalars(self) -> dict[str, float]:
-        """What a run records of the model after every epoch: "slimming/<stage>/<name>" and "<selector>/<name>"."""
-        parts = {"slimming": self.slimming, self.selector_name: self.selector}
-        return {f"{part}/{name}": value for part, module in parts.items() if module for name, value in module.scalars().items()}
-
-    def forward(self, images: ByModality, cam_label: torch.Tensor,
-                return_pattern: int = 3) -> tuple[torch.Tensor | int, ...] | torch.Tensor:
-        """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → pairs in training, (B, D) in evaluation.
+    def forward(self, images: ByModality, cam_label: torch.Tensor, return_pattern: int = 3) -> TrainingOutput | torch.Tensor:
+        """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → `TrainingOutput` in training, (B, D) in evaluation.
 
         Scores of slimming that read foreground masks find them among the images: {MASK: (B, 1, H, W) in [0, 1]}.
         """
@@ -101,10 +83,7 @@ class DeMo(nn.Module):
             return self.patterns(images, cam_label)[return_pattern].contiguous()
         context = self.encode(images, cam_label)
         features = self.features(context)
-        pairs = tuple(part for name, feature in features.items() for part in (self.heads[name](feature), feature))
-        if context.loss is not None:
-            return (*pairs, context.loss)
-        return (*pairs, 0) if self.hdm else pairs
+        return TrainingOutput({name: self.heads[name](feature) for name, feature in features.items()}, features, context.loss)
 
     def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
         """`extract_features` of complete triplets, before the neck."""
@@ -119,19 +98,14 @@ class DeMo(nn.Module):
     def features(self, context: Context) -> dict[str, torch.Tensor]:
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features, patches, global_feats = {}, context.tokens, context.global_feats
-        if self.selector:
-            selected = {modality: selection.tokens for modality, selection in self.select_tokens(context).items()}
-            features[self.selector_name] = torch.cat([tokens.mean(dim=1) for tokens in selected.values()], dim=-1)
-            patches = selected if self.selector_feeds_hdm else patches
+        if self.sdtps:
+            patches = {modality: selection.tokens for modality, selection in self.sdtps(context).items()}
+            features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in patches.values()], dim=-1)
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
         features |= {"original": torch.cat(list(global_feats.values()), dim=-1)} if self.one_head else global_feats
         return {name: feature.float() for name, feature in features.items()}
-
-    def select_tokens(self, context: Context) -> dict[str, Selection]:
-        """The selector's choice by modality."""
-        return getattr(self, self.selector_name)(context)
 
     def encode(self, images: ByModality, cam_label: torch.Tensor, missing: frozenset[str] = frozenset()) -> Context:
         """Backbone and PIFE: images of some or all modalities → their tokens and global features.
@@ -149,7 +123,7 @@ class DeMo(nn.Module):
         """`encode` in several cases of missing modalities, whose images count as zeros.
 
         Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
-        before the selector and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
+        before SDTPS and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
         `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
         """
         cameras = cam_label.to(next(iter(images.values())).device, non_blocking=True)
@@ -182,7 +156,7 @@ class DeMo(nn.Module):
         assert self.slimming
         foreground = patch_shares(images[MASK], self.backbone) if MASK in images else None
         slimmed = self.slimming(self.backbone, stem, missing, _present(images), foreground)
-        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens, slimmed.weights) if self.pife else slimmed.class_tokens
+        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
         return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
                        places=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 

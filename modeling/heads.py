@@ -1,6 +1,16 @@
 """BNNeck: the head of every feature (docs/method.md; Luo et al., Bag of Tricks for re-identification, 2019)."""
+from typing import NamedTuple
+
 import torch
 from torch import nn
+
+
+class TrainingOutput(NamedTuple):
+    """What a training forward returns: by head, enhanced ones first, and the mean loss of slimming's scores."""
+
+    logits: dict[str, torch.Tensor]  # (B, K)
+    features: dict[str, torch.Tensor]  # (B, D), before the BatchNorm; float32
+    auxiliary: torch.Tensor | None  # (1,); None where no score has a loss
 
 
 class BNNeck(nn.Module):

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
+from demo_sdtps.modeling.heads import TrainingOutput
+
 LABEL_SMOOTHING = 0.1
 
 
@@ -91,22 +93,20 @@ LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
 """Losses of a head by name, each with its weight in the configuration; None where the configuration has it off."""
 
 
-def total_loss(cfg: CfgNode, outputs: Sequence[torch.Tensor], labels: torch.Tensor, head_weights: Mapping[str, float],
+def total_loss(cfg: CfgNode, output: TrainingOutput, labels: torch.Tensor, head_weights: Mapping[str, float],
                center_losses: Iterable[nn.Module] = ()) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss to minimise, and its parts without gradient, which sum to it: "<loss>/<head>" and "auxiliary" → scalar.
 
-    outputs: a training forward's (logits, features, logits, features, …[, auxiliary loss]); labels (B,); head_weights: weights
-    of the heads' losses by the heads' names, in the order of the outputs; center_losses: one per head, or none.
+    labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none.
     """
     parts = {}
     total = torch.zeros((), device=labels.device)
-    if len(outputs) % 2 and isinstance(outputs[-1], torch.Tensor):  # (processes,); HDM's is the number 0
-        total = outputs[-1].mean()
+    if output.auxiliary is not None:  # (processes,)
+        total = output.auxiliary.mean()
         parts["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(head_weights)
-    heads = zip(head_weights.items(), outputs[:-1:2], outputs[1::2], centers, strict=True)
-    for (name, weight), logits, features, center_loss in heads:
-        head = HeadOutput(logits, features, labels, center_loss)
+    for (name, weight), center_loss in zip(head_weights.items(), centers, strict=True):
+        head = HeadOutput(output.logits[name], output.features[name], labels, center_loss)
         losses = {kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None}
         total = total + weight * reduce(torch.add, losses.values())
         parts |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from demo_sdtps.modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
-from demo_sdtps.modeling.selectors import SELECTORS
 
 Weights = dict[str, torch.Tensor]
 
@@ -35,8 +34,8 @@ THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
 THEIR_CAMERAS, OUR_CAMERAS = ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"), "backbone.camera_embedding"
 """The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
 
-PARTS = ("backbone", "slimming", "pife", "hdm", "atmoe", "heads")
-"""First components of our names, beside those of the SELECTORS."""
+PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
+"""First components of our names."""
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -76,7 +75,7 @@ def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
     """Those of our names (after `from_demo`) that belong to no part of the model."""
-    return [name for name in state_dict if name.partition(".")[0] not in {*PARTS, *SELECTORS}]
+    return [name for name in state_dict if name.partition(".")[0] not in PARTS]
 
 
 def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
@@ -136,7 +135,7 @@ def _prefixes() -> list[tuple[str, str]]:
     """First parts of names outside the backbone: DeMo's and ours."""
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
-    heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe"} | {f"_{name}": name for name in SELECTORS}
+    heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
     return [*((f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
             *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
             *((f"{part}{suffix}.", f"heads.{head}.{part}.") for suffix, head in heads.items()

@@ -34,7 +34,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
-           "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_selectors")
+           "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_scores")
 """Files that begin first, so that no process has a long one left when the others are done."""
 
 

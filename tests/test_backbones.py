@@ -150,7 +150,7 @@ def test_a_training_step_and_an_evaluation(name):
     model = make_model(cfg, CLASSES, CAMERAS)
     before = {key: parameter.clone() for key, parameter in model.named_parameters()}
     images, cameras = random_images(1, size=tuple(cfg.INPUT.SIZE_TRAIN))
-    loss, parts = total_loss(cfg, model.train()(images, cameras), torch.tensor([0, 0, 1, 1]), model.pair_weights)
+    loss, parts = total_loss(cfg, model.train()(images, cameras), torch.tensor([0, 0, 1, 1]), model.head_weights)
     assert parts.keys() == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
     loss.backward()
     optimizer = make_optimizer(cfg, model)

@@ -5,8 +5,8 @@ from numeric import assert_close, generator
 from reference import cues
 from tiny import tiny_cfg
 
-from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import Context
+from demo_sdtps.modeling.scores import make_score
+from demo_sdtps.modeling.scores.base import Context
 
 GRID, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
 

@@ -41,8 +41,6 @@ def test_an_unknown_key_near_nothing_is_reported_where_the_keys_are():
     (["INPUT.PIXEL_STD", "[0.5, 0.5, 0]"], ["INPUT.PIXEL_STD", "[0.5, 0.5, 0]", "positive"]),
     (["INPUT.PROB", "1.2"], ["INPUT.PROB", "1.2", "[0, 1]"]),
     (["MODEL.SDTPS_SPARSE_RATIO", "1.5"], ["MODEL.SDTPS_SPARSE_RATIO", "1.5", "(0, 1]"]),
-    (["MODEL.SDTPS_SCORE", "distinctnes"], ["MODEL.SDTPS_SCORE", "'distinctnes'", "the nearest is 'distinctness'"]),
-    (["MODEL.SDTPS_SCORE", "mask"], ["MODEL.SDTPS_SCORE", "'mask'", "tokens and global features alone", "'published' or "]),
     (["SOLVER.MAX_EPOCHS", "0"], ["SOLVER.MAX_EPOCHS", "greater than 0"]),
     (["SOLVER.BASE_LR", "-1e-4"], ["SOLVER.BASE_LR", "-0.0001", "greater than 0"]),
     (["SOLVER.BASE_LR", "1e400"], ["SOLVER.BASE_LR"]),

@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from numeric import assert_close, assert_order, generator, seeded
+from numeric import assert_close, generator, seeded
 from reference import cues
 from reference import sdtps as reference
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import Context
+from demo_sdtps.modeling.scores import make_score
+from demo_sdtps.modeling.scores.base import Context
 
 WIDTH, GRID, HEADS = 24, (5, 2), 3
 GUIDED = (WIDTH, WIDTH, 4, WIDTH, WIDTH // 4)
@@ -102,12 +102,3 @@ def test_a_modality_without_tokens_counts_as_missing():
     expected = score.scores(replace(context, missing=frozenset({"NI"})))
     assert list(found) == present
     assert all(torch.equal(found[modality], expected[modality]) for modality in present)
-
-
-def test_weights_of_a_mean_rise_from_0_to_1():
-    score = score_of("distinctness")
-    found = torch.randn(4, 10, generator=generator(9))
-    weights = score.weight(found)
-    assert_order(found.argsort(dim=1), weights, 0)
-    found = found.double()
-    assert_close(weights, (found - found.amin(1, True)) / (found.amax(1, True) - found.amin(1, True)), 4)

@@ -18,6 +18,7 @@ from tiny import (
     assert_logits,
     clear,
     exact,
+    pairs,
     random_images,
     sums_of_the_fusion,
     tiny_cfg,
@@ -100,7 +101,7 @@ def expected_features(model, images, cameras):
     """Features in float64 in the heads' order: SDTPS (B, 3C), MoE (B, 7C), the original (B, 3C) or (B, C) per modality."""
     patches, global_feats = by_hand(model, images, cameras)
     features = []
-    if model.selector:
+    if model.sdtps:
         sdtps = ThreeBranches(C, PATCHES).load_ours(model.sdtps.state_dict()).double()
         slimmed = sdtps(*patches.values(), *global_feats.values())[:3]
         assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
@@ -126,13 +127,10 @@ def test_training_pairs(switched):
     expected = expected_features(model, images, cameras)
     heads = head_names(switches)
     with amplified(model.atmoe or torch.nn.Identity()) as amplification:
-        outputs = model(images, cameras)
-    assert isinstance(outputs, tuple)
-    if "MODEL.HDM" in switches:
-        *outputs, auxiliary = outputs
-        assert type(auxiliary) is int and auxiliary == 0
-    assert len(outputs) == 2 * len(heads)
-    for scores, feature, wanted, name in zip(outputs[::2], outputs[1::2], expected, heads, strict=True):
+        output = model(images, cameras)
+    assert list(output.logits) == list(output.features) == heads and output.auxiliary is None
+    for name, wanted in zip(heads, expected, strict=True):
+        scores, feature = output.logits[name], output.features[name]
         assert scores.shape == (B, CLASSES)
         assert feature.shape == (B, width_of(name))
         assert_close(feature, wanted, *MODEL, scale=float(wanted.abs().max()) * max([1, *amplification * (name == "moe")]))
@@ -165,7 +163,7 @@ def test_hdm_sees_the_slimmed_tokens():
     context = model.encode(images, cameras)
     global_feats = {modality: feature.double() for modality, feature in context.global_feats.items()}
     patches = {modality: tokens.double() for modality, tokens in context.tokens.items()}
-    slimmed = {modality: selection.tokens.double() for modality, selection in model.select_tokens(context).items()}
+    slimmed = {modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()}
     plain, found = plain_fusion(model), model.features(context)["moe"]
     assert_close(found, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
     assert relative_error(found, plain(patches, global_feats)) > 0.01
@@ -231,7 +229,7 @@ def without_gradient(model, seed=8):
     """Parameters that a backward through every training output leaves without a gradient, or with zeros."""
     images, cameras = random_images(seed)
     draws = generator(seed)
-    outputs = [output for output in model.train()(images, cameras) if isinstance(output, torch.Tensor)]
+    outputs = pairs(model.train()(images, cameras))
     model.zero_grad()
     sum((output * torch.randn(output.shape, generator=draws)).sum() for output in outputs).backward()
     for name, parameter in model.named_parameters():
@@ -289,7 +287,7 @@ def test_heads_start():
 def test_pairs_weights_and_widths(switched):
     switches, model = switched
     heads = head_names(switches)
-    assert model.pair_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
+    assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
     assert list(model.widths.items()) == [(name, width_of(name)) for name in heads]
 
 

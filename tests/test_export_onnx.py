@@ -19,7 +19,7 @@ SLIM = ("MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_KEE
         "INPUT.JOINT_AUGMENTATION", True)
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {"SDTPS": (), "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "saliency"),
-          "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised", "MODEL.PIFE_WEIGHTED", True),
+          "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised"),
           "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "tome")}
 
 
@@ -42,7 +42,7 @@ def test_an_exported_program_takes_any_batch(opts):
 def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tmp_path):
     """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean. Of images whose
     selection is a tie but for rounding, another patch may be kept."""
-    opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True, "MODEL.PIFE_WEIGHTED", True)
+    opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True)
     weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
     code, stdout, stderr = command(export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx")
     assert code == 0, stderr

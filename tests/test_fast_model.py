@@ -19,6 +19,7 @@ from tiny import (
     amplified,
     assert_logits,
     exact,
+    pairs,
     random_images,
     sums_of_a_backbone,
     sums_of_the_fusion,
@@ -86,14 +87,13 @@ def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
     with amplified(reference.generalFusion) as amplification:
         expected = reference.train()(doubled(images), cameras)
     found = ours.train()(images, cameras)
-    assert len(found) == len(expected) == 5 and found[-1] == expected[-1] == 0
-    for head, logits, feature, theirs, factor in zip(ours.heads.values(), found[:-1:2], found[1::2], expected[1::2],
-                                                     (max(amplification), 1.0), strict=True):
-        assert_close(feature, theirs, *DEMO, scale=factor * float(theirs.detach().abs().max()))
-        assert_logits(logits, head, feature)
-    probes = [torch.randn_like(output) for output in found[:-1]]
+    assert found.auxiliary is None and list(found.features) == list(expected.features)
+    for (name, theirs), factor in zip(expected.features.items(), (max(amplification), 1.0), strict=True):
+        assert_close(found.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max()))
+        assert_logits(found.logits[name], ours.heads[name], found.features[name])
+    probes = [torch.randn_like(output) for output in pairs(found)]
     for outputs in (found, expected):
-        sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=False)).backward()
+        sum((output * probe).sum() for output, probe in zip(pairs(outputs), probes, strict=True)).backward()
     gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.requires_grad}
     expected = from_demo(reference.state_dict() | gradients)
     found = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.requires_grad}
@@ -226,7 +226,8 @@ def test_compiled_equals_eager_in_training_and_evaluation():
         for model in (eager, compiled):
             model.hdm.dropout = 0.0
         reference, exact_images = exact(eager.train(), images)
-        expected, found = reference(exact_images, cameras)[1::2], compiled.train()(images, cameras)[1::2]
+        expected, found = (list(output.features.values())
+                           for output in (reference(exact_images, cameras), compiled.train()(images, cameras)))
         for theirs, own in zip(expected, found, strict=True):
             assert_close(own, theirs, *MODEL)
         for features in (expected, found):

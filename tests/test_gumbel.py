@@ -13,7 +13,6 @@ from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
-from demo_sdtps.modeling.selectors.sdtps_variants import aggregate_1e10
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
@@ -77,6 +76,11 @@ def gradient_norms(size, *gumbel):
         at_tokens += [tensor.grad for tensor in tokens]
         at_scorers += [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
     return flat(at_tokens).norm(), flat(at_scorers).norm()
+
+
+def aggregate_1e10(tokens, logits, decision):
+    """The known implementation's: (1 - D)·1e10 is subtracted from the logits."""
+    return sdtps.softmax_mean(tokens, logits.float() - (1 - decision.float()).unsqueeze(-2) * 1e10)
 
 
 def growth(size, tau, select, aggregate):

@@ -6,7 +6,7 @@ import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, seeded
 from reference import losses as reference
-from tiny import CLASSES, random_images, tiny_cfg, tiny_model
+from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
     LOSSES,
@@ -136,7 +136,7 @@ def test_total(opts, id_weight, triplet_weight, smoothing, margin):
         expected += weight * (
             id_weight * float(reference.label_smoothed_cross_entropy(logits.double(), labels, smoothing))
             + triplet_weight * float(reference.batch_hard_triplet_loss(features.double(), labels, margin)))
-    assert_close(total_loss(tiny_cfg(*opts), tuple(outputs), labels, PAIRS)[0], expected, *SUMS, scale=scale)
+    assert_close(total_loss(tiny_cfg(*opts), output_of(outputs, PAIRS), labels, PAIRS)[0], expected, *SUMS, scale=scale)
 
 
 def test_total_wants_a_weight_for_every_pair():
@@ -217,14 +217,14 @@ def test_a_center_loss_for_every_pair_where_the_metric_names_it(kind, count):
 def test_a_models_widths_are_those_of_its_training_features(opts):
     cfg, model = tiny_cfg(*CENTER, *opts), tiny_model(*CENTER, *opts)
     images, cameras = random_images(1)
-    outputs = model.train()(images, cameras)
+    output = model.train()(images, cameras)
     losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
-    assert [tuple(loss.centers.shape) for loss in losses] == [(CLASSES, feature.shape[1]) for feature in outputs[1::2]]
-    total_loss(cfg, outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights, losses)[0].backward()
+    assert [tuple(loss.centers.shape) for loss in losses] == [(CLASSES, part.shape[1]) for part in output.features.values()]
+    total_loss(cfg, output, torch.tensor([0, 0, 1, 1]), model.head_weights, losses)[0].backward()
     assert all(loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all() for loss in losses)
 
 
-@pytest.mark.parametrize("auxiliary", [(), (0,), (torch.tensor(0.75),)], ids=["none", "0", "a tensor"])
+@pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75])], ids=["none", "a tensor"])
 @pytest.mark.parametrize("sampler", ["softmax_triplet", "softmax"])
 @pytest.mark.parametrize("kind", ["triplet", "center", "triplet_center"])
 def test_total_of_every_metric_loss(kind, sampler, auxiliary):
@@ -234,7 +234,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
     torch.manual_seed(seeded(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    expected = scale = float(sum(auxiliary))
+    expected = scale = 0.0 if auxiliary is None else float(auxiliary)
     for index, weight in enumerate(PAIRS.values()):
         logits, features = (part.double() for part in outputs[2 * index:2 * index + 2])
         pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
@@ -244,7 +244,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
             pair += 0.02 * float(reference.center_loss(features, labels, losses[index].centers.detach().double()))
         expected += weight * pair
         scale += weight * (pair + 3 * largest(features, logits))
-    found, _ = total_loss(cfg, (*outputs, *auxiliary), labels, PAIRS, losses)
+    found, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     assert_close(found, expected, *SUMS, scale=scale)
 
 
@@ -253,7 +253,8 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     torch.manual_seed(seeded(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    total, parts = total_loss(cfg, [part.requires_grad_() for part in (*outputs, torch.tensor(0.5))], labels, PAIRS, losses)
+    *outputs, auxiliary = (part.requires_grad_() for part in (*outputs, torch.tensor([0.5])))
+    total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     assert list(parts) == ["auxiliary", *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center"))]
     assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
     assert_close(total, sum(map(float, parts.values())), len(parts))
@@ -266,9 +267,9 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
 def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
     monkeypatch.setitem(LOSSES, "length", lambda cfg, head: 0.1 * head.features.norm(dim=1).mean())
     outputs, labels = draw_pairs()
-    total, parts = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    total, parts = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
     monkeypatch.undo()
-    without, _ = total_loss(tiny_cfg(), outputs, labels, PAIRS)
+    without, _ = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
     expected = {head: 0.1 * weight * float(features.double().norm(dim=1).mean())
                 for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)}
     assert_close([parts[f"length/{head}"] for head in PAIRS], list(expected.values()), *SUMS)
@@ -280,7 +281,7 @@ def test_center_is_computed_in_float32_under_autocast():
     half = [part.bfloat16() for part in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
-    expected, _ = total_loss(cfg, [part.float() for part in half], labels, PAIRS, losses)
+    expected, _ = total_loss(cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = total_loss(cfg, half, labels, PAIRS, losses)
+        found, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
     assert torch.equal(found, expected)

@@ -52,7 +52,7 @@ def test_all_cases_equal_each_alone(opts, is_guided):
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
             assert_close(alone[pattern], feature, *MODEL, *MODEL)
-            if model.selector and missing and pattern > 1 and not is_guided:
+            if model.sdtps and missing and pattern > 1 and not is_guided:
                 assert relative_error(feature, expected[pattern]) > 1e-3, (missing, pattern)
             else:
                 assert_close(feature, expected[pattern], *MODEL)
@@ -84,7 +84,7 @@ def test_whom_a_missing_modality_guides(missing, is_guided):
     context, = model.encode_cases(*random_images(5), [missing])
     others = {modality: torch.randn_like(own) if modality in missing else own
               for modality, own in context.global_feats.items()}
-    before, after = (model.select_tokens(given) for given in (context, replace(context, global_feats=others)))
+    before, after = (model.sdtps(given) for given in (context, replace(context, global_feats=others)))
     for part in ("tokens", "mask", "index"):
         for modality in MODALITIES:
             same = torch.equal(getattr(before[modality], part), getattr(after[modality], part))

@@ -138,7 +138,7 @@ def test_three_steps_by_hand(name):
     for seed in range(3):
         images, cameras = random_images(seed)
         optimizer.zero_grad()
-        total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights)[0].backward()
+        total_loss(cfg, model.train()(images, cameras), labels, model.head_weights)[0].backward()
         for key, parameter in trained.items():
             values[key], term = BY_HAND[name](values[key], parameter.grad.double(), states[key], *settings[id(parameter)])
             largest[key] += term
@@ -181,7 +181,7 @@ def test_optimizer_steps(name):
         assert {group["momentum"] for group in optimizer.param_groups} == {0.7}
     images, cameras = random_images(1)
     labels = torch.tensor([0, 0, 1, 1])
-    total_loss(cfg, model.train()(images, cameras), labels, model.pair_weights)[0].backward()
+    total_loss(cfg, model.train()(images, cameras), labels, model.head_weights)[0].backward()
     optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
@@ -203,16 +203,16 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
     images, cameras = random_images(1)
     labels = torch.tensor([0, 0, 2, 3])
     outputs = model.train()(images, cameras)
-    total_loss(cfg, outputs, labels, model.pair_weights, losses)[0].backward()
+    total_loss(cfg, outputs, labels, model.head_weights, losses)[0].backward()
     optimizer = make_center_optimizer(cfg, losses)
     optimizer.step()
     assert len(losses) == 2
-    for loss, start, features, pair_weight in zip(losses, before, outputs[1::2], (sdtps_weight, 1.0), strict=True):
+    for loss, start, features, head_weight in zip(losses, before, outputs.features.values(), (sdtps_weight, 1.0), strict=True):
         # d/dc of the mean of |f - c|²: -2/B Σ (f - c) over the identity's samples.
         gradient = torch.zeros_like(start, dtype=torch.float64)
         for feature, label in zip(features.detach().double(), labels.tolist(), strict=True):
             gradient[label] -= 2 / len(labels) * (feature - start[label])
-        assert_close(loss.centers - start, -0.25 * pair_weight * gradient, *8 * (1,), scale=float(start.abs().max()))
+        assert_close(loss.centers - start, -0.25 * head_weight * gradient, *8 * (1,), scale=float(start.abs().max()))
         assert torch.equal(loss.centers[[1, 4]], start[[1, 4]])
 
 

@@ -17,7 +17,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.engine.run.record import commit
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.selectors.base import Score
+from demo_sdtps.modeling.scores.base import Score
 
 COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")

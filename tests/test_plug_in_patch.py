@@ -58,12 +58,6 @@ def test_a_configuration_that_cannot_take_the_keys(host, build):
         demo_sdtps.patch(host[1](host[0], CLASSES, 4), host[0])
 
 
-@pytest.mark.parametrize(("key", "value"), [("PROJECTION", True), ("SCORE", "distinctness"), ("FEEDS_HDM", False)])
-def test_a_key_that_has_no_effect_here_keeps_its_default(build, key, value):
-    with pytest.raises(UserError, match=rf"^MODEL\.SDTPS_{key} is {value!r}, but in DeMo's own model SDTPS runs as published"):
-        build(f"MODEL.SDTPS_{key}", value)
-
-
 def test_off_the_model_is_not_touched(build, host):
     model = build(*FUSED, is_on=False)
     assert type(model).__name__ == "DeMo"

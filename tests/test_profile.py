@@ -56,19 +56,19 @@ def test_profile_of_the_published_models(command, name, parameters, gmacs):
         assert 1 <= rows["HDM"][1] * 1e9 / products(HDM(512).eval(), *tokens_of(512, 128)) < 1.05
 
 
-@pytest.mark.parametrize(("sdtps", "feeds"), [(True, True), (True, False), (False, True)])
-def test_plain_hdm_equals_seven_attentions(command, sdtps, feeds):
-    """The printed figure, on the tokens that SDTPS leaves where it is on and HDM sees them, against the attentions."""
-    opts = [*SMALL, "MODEL.USE_SDTPS", str(sdtps), "MODEL.HDM", "True", "MODEL.SDTPS_FEEDS_HDM", str(feeds)]
+@pytest.mark.parametrize("sdtps", [True, False])
+def test_plain_hdm_equals_seven_attentions(command, sdtps):
+    """The printed figure, on the tokens that SDTPS leaves where it is on, against the attentions."""
+    opts = [*SMALL, "MODEL.USE_SDTPS", str(sdtps), "MODEL.HDM", "True"]
     code, stdout, _ = command(profile_flops.main, "--config_file", CONFIG, *opts)
     assert code == 0
     model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
     with torch.no_grad():
         context = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
         patches = context.tokens
-        if sdtps and feeds:
-            patches = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
-    assert patches["TI"].shape == (1, 7 if sdtps and feeds else 32, BACKBONE_WIDTH)
+        if sdtps:
+            patches = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
+    assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
     count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
     assert profile_flops.plain_hdm_macs(BACKBONE_WIDTH, profile_flops.tokens_of_hdm(model)) == count
     assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]

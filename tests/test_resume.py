@@ -232,24 +232,24 @@ def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, 
     assert all(part in said for part in parts) and contents(copied) == before
 
 
-def without_selector(text):
+def without_guide_missing(text):
     """A configuration as it was before that key."""
-    (line,) = re.findall(r"^  SELECTOR: .*\n", text, re.M)
+    (line,) = re.findall(r"^  SDTPS_GUIDE_MISSING: .*\n", text, re.M)
     return text.replace(line, "")
 
 
 def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference, tiny_root):
     last = torch.load(copied / "last.pth", weights_only=True)
-    torch.save(last | {"config": without_selector(last["config"])}, copied / "last.pth")
+    torch.save(last | {"config": without_guide_missing(last["config"])}, copied / "last.pth")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
-    said = fails([*words, "MODEL.USE_SDTPS", "False", "MODEL.SELECTOR", "sdtps_centred"])
-    assert "MODEL.SELECTOR is 'sdtps_centred'" in said and "started with ''" in said
+    said = fails([*words, "MODEL.SDTPS_GUIDE_MISSING", "False"])
+    assert "MODEL.SDTPS_GUIDE_MISSING is False" in said and "started with True" in said
     assert call(words) == 0
     assert_same(reference, copied)
 
 
 @pytest.mark.parametrize(("words", "schema", "key", "other"), [
-    (cli_args_for, DEMO_SCHEMA, "MODEL.SELECTOR", ("sdtps", "MODEL.USE_SDTPS", "False")),
+    (cli_args_for, DEMO_SCHEMA, "MODEL.SDTPS_GUIDE_MISSING", ("False",)),
     (seps_cli_args_for, SEPS_SCHEMA, "SOLVER.GRAD_CLIP", ("4.0",))])
 def test_likewise_for_a_run_without_a_checkpoint(tmp_path, words, schema, key, other):
     """It starts again; with another value of that key it is another run."""

@@ -41,7 +41,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
     missing = CASES[case]
     context, = model.encode_cases(*random_images(1), [missing])
-    selections = model.select_tokens(context)
+    selections = model.sdtps(context)
     scores = detectors(model, context, selections)
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present

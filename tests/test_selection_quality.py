@@ -201,7 +201,7 @@ def test_a_perfect_and_a_worst_detector(words, command, is_best):
     cfg, model, samples = model_and_samples(words)
     for sample in samples:
         context = model.encode(*images_of(cfg, sample))
-        mask = model.select_tokens(context)["RGB"].mask.view(context.grid).numpy()
+        mask = model.sdtps(context)["RGB"].mask.view(context.grid).numpy()
         pixels = (mask == is_best).repeat(PATCH, axis=0).repeat(PATCH, axis=1)
         Image.fromarray(np.uint8(pixels) * 255).save(mask_of(sample))
     row = measured(command, words)["cases"]["nothing"]["RGB"]

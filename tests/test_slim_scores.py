@@ -4,22 +4,18 @@ from itertools import count as numbers
 
 import pytest
 import torch
-from commands import cli_args_for, records_of
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded, tolerance
 from reference import cues as reference_cues
 from reference import slim_scores as reference
 from tiny import BLOCK, ENCODER, random_images, tiny_cfg, tiny_model
 
-from demo_sdtps import train_net
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import keys
-from demo_sdtps.modeling.selectors import make_score
-from demo_sdtps.modeling.selectors.base import Context
-from demo_sdtps.modeling.selectors.cues import attention_divergence
-from demo_sdtps.modeling.selectors.editor import haar_energy
-from demo_sdtps.modeling.selectors.learned import CUES
+from demo_sdtps.modeling.scores import make_score
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.scores.editor import haar_energy
 from demo_sdtps.tools import profile_flops
 
 WIDTH, GRID, HEADS, PATCHES = 24, (5, 3), 3, 15
@@ -46,137 +42,6 @@ def one_modality(seed):
     """Images of one modality and their cameras."""
     images, cameras = random_images(seed)
     return images["RGB"], cameras
-
-
-def learned_context(seed, **changes):
-    context = context_of(seed, attention=(HEADS, PATCHES))
-    return replace(context, attention={name: part.softmax(dim=-1) for name, part in context.attention.items()}, **changes)
-
-
-@pytest.mark.parametrize("context", [context_of(1), learned_context(2)], ids=["without_attention", "with"])
-def test_learned_starts_as_the_published_score(context):
-    learned, published = score_of("learned"), score_of("sdtps")
-    learned.score_predictor.load_state_dict(published.score_predictor.state_dict())
-    for modality, score in published.scores(context).items():
-        # Cosines of random patches differ by a quarter, so that their normalisation multiplies roundings by up to 4.
-        assert_close(learned.scores(context)[modality], score, *2 * (*COSINES, *MLP, len(CUES)), scale=4.0)
-
-
-@pytest.mark.parametrize("missing", [(), ("NI",), ("NI", "TI")], ids=str)
-def test_cues_of_learned(missing):
-    """Each against its slow version; a missing modality is no evidence for another."""
-    context, score = learned_context(3, missing=frozenset(missing)), score_of("learned").eval()
-    score.map.uniform_(generator=generator(4))
-    found = score.parts(context.tokens["RGB"], context.of("RGB"))
-    assert list(found) == list(CUES) == list(score.scalars())
-
-    def normalised(values):
-        values = torch.stack(list(values))
-        span = values.max() - values.min()
-        scales.append(float(values.abs().max() / span))
-        return (values - values.min()) / span
-
-    for sample in range(3):
-        scales = []  # times which roundings grow
-        tokens, guides = ({name: part[sample].double() for name, part in parts.items()}
-                          for parts in (context.tokens, context.class_tokens))
-        cosines = {name: normalised(reference.cosine(patch, guide) for patch in tokens["RGB"])
-                   for name, guide in guides.items()}
-        present = [name for name in MODALITIES if name not in missing]
-        distinct = {name: torch.stack(reference_cues.distinctness(tokens[name])) for name in present}
-        expected = {
-            "own_cosine": cosines["RGB"],
-            "other_cosines": sum((cosines[name] for name in present[1:]), torch.zeros(PATCHES, dtype=torch.double)),
-            "distinctness": normalised(distinct["RGB"]), "summed_distinctness": normalised(sum(distinct.values())),
-            "attention": normalised(reference_cues.mean_attention(context.attention["RGB"][sample].double())),
-            "position": normalised(score.map.double())}
-        for name, values in expected.items():
-            assert_close(found[name][sample], values, *COSINES, len(MODALITIES), scale=max(scales))
-
-
-def test_learned_is_the_weighted_sum_of_its_cues_with_a_gradient_to_the_weights_and_the_mlp():
-    context, score = learned_context(5), score_of("learned").eval()
-    torch.nn.init.normal_(score.weights)
-    for modality, found in score.scores(context).items():
-        parts = score.parts(context.tokens[modality], context.of(modality))
-        expected = sum(weight * parts[name] for name, weight in zip(CUES, score.weights.double(), strict=True))
-        assert_close(found, expected, len(CUES), scale=2 * float(score.weights.detach().abs().max()))  # no cue exceeds 2
-        assert [name for name, part in parts.items() if part.requires_grad] == ["mlp"]
-
-
-LEARNED = (*SLIM, "MODEL.SLIM_SCORE", "learned")
-STAGES = [f"slimming/{stage}" for stage in range(2)]
-
-
-@pytest.mark.parametrize("opts, places", [
-    (LEARNED, STAGES),
-    ((*LEARNED, "MODEL.SLIM_TAU", 0), STAGES),
-    ((*LEARNED, "MODEL.SLIM_TAU", 0, "MODEL.SLIM_MERGE", False, "MODEL.SLIM_DISTIL", 1.0), STAGES),
-    ((*LEARNED, "MODEL.SLIM_DISTIL", 0.5), STAGES),
-    (("MODEL.SDTPS_SCORE", "learned"), ["sdtps"]),
-], ids=["through the choice", "through the extra token", "by distillation", "by both", "in SDTPS"])
-def test_training_moves_the_weights_of_learned(opts, places):
-    model = tiny_model(*opts).train()
-    images, cameras = random_images(6)
-    before, labels = model.scalars(), torch.arange(4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    for _ in range(3):
-        logits, _, *rest = model(images, cameras)
-        loss = torch.nn.functional.cross_entropy(logits, labels) + sum(part.sum() for part in rest[2 * len(model.widths) - 2:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    after = model.scalars()
-    assert list(after) == [f"{place}/{name}" for place in places for name in CUES]
-    # Behind the backbone there are no attention weights.
-    assert {name for name in after if after[name] == before[name]} == {name for name in after if name == "sdtps/attention"}
-
-
-def test_distillation_draws_the_scores_to_the_attention_of_the_last_block():
-    """Steps on this loss alone lower it, and without it there is none."""
-    images, cameras = random_images(7)
-    assert len(tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned").train()(images, cameras)) % 2 == 0
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", "MODEL.SLIM_DISTIL", 1.0).train()
-    optimizer = torch.optim.SGD(model.slimming.parameters(), lr=1.0)
-    losses = []
-    for _ in range(5):
-        losses.append(model(images, cameras)[-1])
-        optimizer.zero_grad()
-        losses[-1].sum().backward()
-        optimizer.step()
-    assert losses[-1] < losses[0]
-
-
-def test_divergence_from_attention():
-    draws = generator(8)
-    score = torch.randn(3, 7, dtype=torch.double, generator=draws, requires_grad=True)
-    attention = torch.rand(3, HEADS, 7, dtype=torch.double, generator=draws)
-    found = attention_divergence(score, attention)
-    expected = torch.zeros(())
-    for sample in range(3):
-        target = attention[sample].mean(dim=0) / attention[sample].mean(dim=0).sum()
-        share = score[sample].exp() / score[sample].exp().sum()
-        expected = expected + sum(p * (p / q).log() for p, q in zip(target, share, strict=True)) / 3
-    path, logarithms = (HEADS, 7, 7, 7, 3), float(score.detach().log_softmax(dim=-1).abs().max())
-    assert_close(found, expected, *path, scale=logarithms)
-    assert_close(*(torch.autograd.grad(value, score)[0] for value in (found, expected)), *path, scale=1 / 3)
-
-
-def test_learned_without_anything_that_trains_it_is_refused():
-    with pytest.raises(UserError, match=r"nothing trains it: MODEL.SLIM_TAU .* set one of them\.$"):
-        tiny_model(*SLIM, "MODEL.SLIM_SCORE", "learned", "MODEL.SLIM_TAU", 0, "MODEL.SLIM_MERGE", False)
-
-
-@pytest.mark.slow
-def test_the_weights_of_learned_are_recorded_after_every_epoch(command, tiny_root, tmp_path):
-    words = cli_args_for(tiny_root, *SLIM, "MODEL.SLIM_SCORE", "learned", "SOLVER.EVAL_UNTRAINED", "True", "OUTPUT_DIR",
-                         tmp_path / "run")
-    assert command(train_net.main, *words)[0] == 0
-    records = [record["slimming"] for record in records_of(tmp_path / "run")]
-    assert [list(record) for record in records] == 3 * [[f"{stage}/{name}" for stage in range(2) for name in CUES]]
-    assert records[0]["1/mlp"] == CUES["mlp"] != records[1]["1/mlp"] != records[2]["1/mlp"]
-    weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]["slimming.scores.1.weights"]
-    assert list(records[2].values())[len(CUES):] == weights.tolist()
 
 
 def are_apart(keys):
@@ -329,7 +194,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
                 assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]
 
 
-@pytest.mark.parametrize("score", ["saliency", "border", "learned", "tome", "editor"])
+@pytest.mark.parametrize("score", ["saliency", "border", "tome", "editor"])
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()

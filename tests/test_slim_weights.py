@@ -4,14 +4,13 @@ import json
 import pytest
 import torch
 from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
-from tiny import GIVEN_MAP
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.scores import SCORES
 from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.selectors import make_score
+from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.weights import to_demo
 from demo_sdtps.tools import convert_checkpoint, export_features
 
@@ -52,7 +51,7 @@ def evaluate(command, tiny_root, tmp_path):
 
 @pytest.mark.parametrize("name", SCORES)
 def test_the_table_of_scores_says_which_have_weights(name):
-    module = make_score(name, load_cfg(BASELINE, [*STAGES, *score(name), *WITH_MASKS, *GIVEN_MAP]), 16, (4, 2))
+    module = make_score(name, load_cfg(BASELINE, [*STAGES, *score(name), *WITH_MASKS]), 16, (4, 2))
     assert bool(module.state_dict()) == SCORES[name].has_weights
 
 
@@ -61,8 +60,7 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
     weights = checkpoint(demo=demo)
     records = {name: evaluate(weights, *opts)[:2] for name, opts in {
         "dense": (), "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
-        **{name: (*STAGES, *score(name)) for name in ("distinctness", "attention", "random")},
-        "given_map": (*STAGES, *score("given_map"), *GIVEN_MAP)}.items()}
+        **{name: (*STAGES, *score(name)) for name in ("distinctness", "attention", "random")}}.items()}
     assert all(code == 0 for code, _ in records.values())
     assert records["all kept"] == records["dense"]
     assert len({json.dumps(record) for _, record in records.values()}) >= 3

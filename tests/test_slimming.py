@@ -18,7 +18,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import attention_weights, class_attention
-from demo_sdtps.modeling.selectors.base import remaining_patches
+from demo_sdtps.modeling.scores.base import remaining_patches
 from demo_sdtps.modeling.slimming import make_slimming
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)

@@ -7,7 +7,7 @@ from choices import margins
 from numeric import assert_close, assert_order, generator, tolerance
 from reference.cues import distinctness
 from test_fast_model import COMPILES, IN_THE_COMPILER
-from tiny import CAMERAS, CLASSES, ENCODER, PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
+from tiny import CAMERAS, CLASSES, ENCODER, PATCHES, WIDTH, pairs, random_images, tiny_cfg, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
@@ -15,11 +15,11 @@ from demo_sdtps.config.scores import MASK, SCORES
 from demo_sdtps.engine.runtime import compile_model, inference
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
-from demo_sdtps.modeling.demo import missing_modalities, weighted_mean
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.selectors import position
-from demo_sdtps.modeling.selectors.base import Context
-from demo_sdtps.modeling.selectors.position import Position, RunningDistinctness
+from demo_sdtps.modeling.scores import maps
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.scores.maps import Position
 from demo_sdtps.tools.profile_flops import count_macs, tokens_of_hdm
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
@@ -77,7 +77,7 @@ def alike(one, other, score):
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    shared = score not in ("supervised", "learned", "tome")
+    shared = score not in ("supervised", "tome")
     # What tome merges into which patch is not recorded, and depends on roundings where two are equally alike.
     model = trained(slim_model(score, "MODEL.SLIM_SHARED", shared, "MODEL.SLIM_MERGE", score != "tome", *FUSION)).double()
     images, _ = random_images(1, batch=5)
@@ -141,55 +141,29 @@ def test_gradients_with_a_batch_larger_than_a_chunk():
 
 
 @pytest.mark.parametrize("opts", [("MODEL.USE_SDTPS", "True"), ("MODEL.USE_SDTPS", "True", *FUSION), FUSION,
-                                  ("MODEL.USE_SDTPS", "True", "MODEL.SDTPS_FEEDS_HDM", "False", *FUSION),
-                                  ("MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SCORE", "position"),
                                   ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION)], ids=" ".join)
 def test_what_stands_behind_sees_the_patches_that_are_left(opts):
     model = slim_model("distinctness", *opts)
     count = model.slimming.counts[-1]
     images, cameras = random_images(4)
-    outputs = model.train()(images, cameras)
-    assert all(output.isfinite().all() for output in outputs if isinstance(output, torch.Tensor))
-    sum(output.sum() for output in outputs[:-1:2]).backward()
+    outputs = pairs(model.train()(images, cameras))
+    assert all(output.isfinite().all() for output in outputs)
+    sum(output.sum() for output in outputs[::2]).backward()
     context = model.eval().encode(images, cameras)
     assert all(tokens.shape[1] == count for tokens in context.tokens.values())
     expected = count
-    if model.selector:
-        selections = model.select_tokens(context)
+    if model.sdtps:
+        selections = model.sdtps(context)
         assert selections["RGB"].mask.shape == (4, count) and selections["NI"].index.shape == (4, -(-count // 2))
         expected = int(count * 0.4 * 0.5) + 1
         assert selections["TI"].tokens.shape[1] == expected
     if model.hdm:
-        assert tokens_of_hdm(model) == 1 + (expected if model.selector_feeds_hdm else count)
+        assert tokens_of_hdm(model) == 1 + expected
 
 
 def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
     with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
         slim_model("distinctness", "MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
-
-
-@pytest.mark.parametrize("score", ["distinctness", "supervised"])
-def test_pife_weighted_by_the_score(score):
-    model = slim_model(score, "MODEL.PIFE_WEIGHTED", "True").train().double()
-    images, cameras = random_images(5)
-    context = model.encode(exact(images), cameras)
-    stage = context.stages[-1]
-    for name in MODALITIES:
-        scores = torch.stack([stage.score[name][row][torch.isin(stage.scored[name][row], kept)]
-                              for row, kept in enumerate(stage.kept[name])]).double()
-        weights = scores.sigmoid() if score == "supervised" else \
-            (scores - scores.amin(1, True)) / (scores.amax(1, True) - scores.amin(1, True))
-        weights = weights + 1e-6
-        mean = (weights[..., None] * context.tokens[name]).sum(1) / weights.sum(1, True)
-        expected = model.pife.reduce[name](torch.cat([context.class_tokens[name], mean], dim=1))
-        assert_close(context.global_feats[name], expected, 4, COUNTS[1], COUNTS[1])
-
-
-def test_a_mean_without_weights_is_plain():
-    tokens = torch.randn(2, 5, 3, generator=generator())
-    assert_close(weighted_mean(tokens, torch.zeros(2, 5)), tokens.double().mean(dim=1), 5, 5, scale=float(tokens.abs().max()))
-    found = weighted_mean(tokens, torch.tensor([[0., 2, 0, 0, 0]]).expand(2, 5))
-    assert (found - tokens[:, 1]).abs().max() < 1e-5 * tokens.abs().max()  # 1e-6 of each of the five over their sum, 2
 
 
 def test_the_mask_as_the_score_keeps_the_patches_on_it():
@@ -224,7 +198,7 @@ def test_random_is_the_same_in_every_evaluation_and_another_in_training():
 
 def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     """Places that come in some batches only, and one without evidence at first."""
-    monkeypatch.setattr(position, "MOMENTUM", least := 0.05)
+    monkeypatch.setattr(maps, "MOMENTUM", least := 0.05)
     score = Position(tiny_cfg(), 8, (3, 2)).train()
     expected, batches, draws = [0.0] * 6, [0] * 6, generator()
     for step in range(int(1.5 / least)):
@@ -250,17 +224,6 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
 
 
-def test_running_distinctness_is_from_the_mean_patch_of_the_images_so_far():
-    score, draws = RunningDistinctness(tiny_cfg(), 8, (3, 2)).train(), generator()
-    batches = [{name: torch.randn(2, 6, 8, generator=draws) for name in MODALITIES} for _ in range(3)]
-    for tokens in batches:
-        found = score.scores(Context(tokens, {}, (3, 2)))
-    for name in MODALITIES:
-        patches = torch.cat([tokens[name] for tokens in batches]).double()
-        expected = 1 - torch.cosine_similarity(batches[-1][name].double(), patches.mean(dim=(0, 1)), dim=-1)
-        assert_close(found[name], expected, 2 * 6, 3 * 3, 8, 8)
-
-
 @torch.no_grad()
 def test_a_mean_mask_of_places_that_are_seldom_foreground():
     model = slim_model("mean_mask").train()
@@ -274,11 +237,11 @@ def test_a_mean_mask_of_places_that_are_seldom_foreground():
 @EVERY_SCORE
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
-    model = slim_model(score, *FUSION, "MODEL.PIFE_WEIGHTED", "True").train()
+    model = slim_model(score, *FUSION).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = {name: torch.randn(4, 3, 64, 32, requires_grad=True) for name in MODALITIES}
         outputs = model(images | {MASK: torch.rand(4, 1, 64, 32)}, torch.zeros(4, dtype=torch.long))
-        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         (gradient,) = torch.autograd.grad(loss, images["NI"])
     assert gradient.shape == (4, 3, 64, 32)
 
@@ -298,7 +261,7 @@ def test_bfloat16_is_near_float32(score):
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(images, cameras)
-        loss, parts = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+        loss, parts = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
     loss.backward()
     gradients = [parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
@@ -307,8 +270,7 @@ def test_bfloat16_is_near_float32(score):
 
 def test_frozen_backbones_leave_the_heads_to_learn():
     model = slim_model("supervised", "MODEL.FROZEN", "True").train()
-    *_, loss = model(with_masks(random_images(11)[0]), torch.zeros(4, dtype=torch.long))
-    loss.backward()
+    model(with_masks(random_images(11)[0]), torch.zeros(4, dtype=torch.long)).auxiliary.backward()
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
     assert not any(name.startswith("backbone.vit.") for name in reached)
@@ -342,6 +304,6 @@ def test_compiled_slimming_is_eager_slimming(score):
     gradients = []
     for model in (eager, compiled):
         outputs = model.train()(images, cameras)
-        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.pair_weights)
+        loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
     assert_close(*gradients, *4 * ENCODER)

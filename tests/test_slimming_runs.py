@@ -31,7 +31,7 @@ def words(root, output, *more):
 @pytest.mark.parametrize("score", ["supervised", "position"])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path, score):
     """Maps, heads and their optimiser's state are in the checkpoint; every command reads it."""
-    more = ("MODEL.SLIM_SCORE", score, "MODEL.PIFE_WEIGHTED", "True", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
+    more = ("MODEL.SLIM_SCORE", score, "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
     assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
     with at(Trainer, "_train_step", 7, kill):
         assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
@@ -95,13 +95,7 @@ def slim(blocks, keep, *more):
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
     (["MODEL.SLIM_SCORE", "salience"], ["MODEL.SLIM_SCORE is 'salience'", "'distinctness' or 'border'", "'saliency'"]),
     (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), ["SLIM_SCORE is 'supervised'", "JOINT_AUGMENTATION is False"]),
-    (["MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "True"], ["PIFE_WEIGHTED is True", "SLIM_BLOCKS"]),
-    (slim("[2]", "[0.5]", "MODEL.PIFE_WEIGHTED", "True", "MODEL.GLOBAL_LOCAL", "False"), ["PIFE_WEIGHTED", "GLOBAL_LOCAL"]),
-    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "given_map"), ["SLIM_SCORE is 'given_map'", "SLIM_MAP is empty", "give rows"]),
-    (["MODEL.SLIM_MAP", "[[1, 2], [3]]"], ["MODEL.SLIM_MAP", "[[1, 2], [3]]", "rows of equally many finite numbers"]),
-    (["MODEL.SLIM_MAP", "[1, 2]"], ["MODEL.SLIM_MAP", "[1, 2]", "rows of equally many finite numbers"]),
     (["MODEL.SLIM_LOSS_WEIGHT", "-1"], ["SLIM_LOSS_WEIGHT", "-1", "0 or greater"]),
-    (["MODEL.SLIM_HIDDEN", "0"], ["SLIM_HIDDEN", "greater than 0"]),
 ])
 def test_mistakes_in_the_configuration(opts, said):
     message = error(None, opts)

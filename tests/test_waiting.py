@@ -94,9 +94,9 @@ def run_epoch(gpu, trainer):
     assert len(trainer.monitor.pending) == trainer.step == len(trainer.loader) > 1
 
 
-@each("score", "attention", "learned", "saliency", "supervised", "tome")
+@each("score", "attention", "saliency", "supervised", "tome")
 def test_scores_of_patches(score):
-    settings = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.SLIM_SCORE", score, "MODEL.SLIM_TAU", "1",
+    settings = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.SLIM_SCORE", score,
                 "INPUT.JOINT_AUGMENTATION", "True")
     model = tiny_model(*settings)
     with fake_gpu(model) as gpu:

@@ -164,7 +164,7 @@ def test_our_models_weights_and_back(opts):
     assert is_demo({f"module.{name}": tensor for name, tensor in theirs.items()})
     assert not is_demo(ours)
     assert {"BACKBONE.base.sie_embed", "BACKBONE.base.blocks.5.mlp.fc2.weight"} <= theirs.keys()
-    assert ("bottleneck_sdtps.weight" in theirs) == (model.selector is not None)
+    assert ("bottleneck_sdtps.weight" in theirs) == (model.sdtps is not None)
     assert ("classifier.weight" in theirs) == model.one_head
     assert ("classifier_t.weight" in theirs) == (not model.one_head)
     assert ("classifier_moe.weight" in theirs) == ("generalFusion.rnt_token" in theirs) == (model.hdm is not None)

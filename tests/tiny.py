@@ -12,6 +12,7 @@ from numeric import assert_close, generator, seeded, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.heads import TrainingOutput
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
@@ -22,7 +23,7 @@ WIDTH = 64
 PATCHES = 32
 """Of 8×8 pixels. SDTPS keeps 16 of them and aggregates those to 6."""
 CLASSES, CAMERAS = 5, 4
-GIVEN_MAP = ("MODEL.SLIM_MAP", "[[0, 1, 0], [3, 5, 2]]")  # for the score of that name alone
+
 UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
 
 
@@ -58,7 +59,7 @@ def tiny_cfg(*opts):
     """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
     opts = [str(value) for value in opts]
     sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
-    return load_cfg(CONFIG, [*sizes, *GIVEN_MAP, *opts])
+    return load_cfg(CONFIG, [*sizes, *opts])
 
 
 def tiny_model(*opts, seed=0, cameras=CAMERAS):
@@ -99,9 +100,9 @@ def clear(draw, cases=(frozenset(),)):
     for attempt in count():
         model, images, cameras = draw(attempt)
         needed, found = 0.0, [torch.inf]
-        for context in model.encode_cases(images, cameras, cases) if model.selector else ():
+        for context in model.encode_cases(images, cameras, cases) if model.sdtps else ():
             with margins() as of_case:
-                model.select_tokens(context)
+                model.sdtps(context)
             found += of_case
             for tokens, guide in product(context.tokens.values(), context.global_feats.values()):
                 cosines = torch.cosine_similarity(tokens, guide.unsqueeze(1), dim=2)
@@ -132,3 +133,13 @@ def assert_logits(logits, head, features):
     largest = float((features.abs() * scale.abs() @ weight.abs()).max())
     normed = (features - features.mean(dim=0)) * scale + head.bottleneck.bias
     assert_close(logits, normed @ weight, *2 * features.shape, scale=largest)
+
+
+def pairs(output):
+    """[logits, features, logits, features, …] of a training forward, head by head."""
+    return [part for name, logits in output.logits.items() for part in (logits, output.features[name])]
+
+
+def output_of(parts, heads, auxiliary=None):
+    """The training output with these [logits, features, …] of `heads`, in their order."""
+    return TrainingOutput(dict(zip(heads, parts[::2], strict=True)), dict(zip(heads, parts[1::2], strict=True)), auxiliary)

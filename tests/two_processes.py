@@ -19,6 +19,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine import distributed
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import total_loss
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
@@ -51,9 +52,11 @@ def steps(cfg) -> dict:
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []
     for _ in range(STEPS):
-        outputs = network({modality: own(image) for modality, image in images.items()}, own(cameras))
-        outputs = [distributed.gathered(output) if isinstance(output, torch.Tensor) else output for output in outputs]
-        loss, _ = total_loss(cfg, outputs, distributed.gathered(own(labels)), model.pair_weights)
+        output = network({modality: own(image) for modality, image in images.items()}, own(cameras))
+        logits, features = ({name: distributed.gathered(part) for name, part in parts.items()} for parts in output[:2])
+        auxiliary = None if output.auxiliary is None else distributed.gathered(output.auxiliary)
+        loss, _ = total_loss(cfg, TrainingOutput(logits, features, auxiliary), distributed.gathered(own(labels)),
+                             model.head_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -28,7 +28,7 @@ from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.fusion import SUBSETS
-from demo_sdtps.modeling.selectors.base import ByModality
+from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 METHODS = {"rollout": "attention rollout of the class token",

@@ -1,4 +1,4 @@
-"""Draw which patches slimming and the selector keep: python tools/draw_tokens.py --weight W --output tokens.png"""
+"""Draw which patches slimming and SDTPS keep: python tools/draw_tokens.py --weight W --output tokens.png"""
 import sys
 from pathlib import Path
 
@@ -23,14 +23,14 @@ from demo_sdtps.engine.load import load_model_and_data
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.selectors.base import ByModality
+from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
 
 DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour that is visible on a black night image too
 
 
 def main() -> None:
-    parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and the selector keep; the "
+    parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
                            "others are covered.", checkpoint=weight_flag())
     add_output(parser, "--output", ".png", default="tokens.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
@@ -43,7 +43,7 @@ def main() -> None:
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
     """A row per triplet: each modality's image and, beside it, the same with the dropped patches covered, after every stage of
-    slimming and after the selector."""
+    slimming and after SDTPS."""
     chosen = [samples[index] for index in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
     each, (width, height) = 1 + len(masks), room(cfg, 2.1)
@@ -73,7 +73,7 @@ def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
 def description(cfg: CfgNode, model: DeMo, masks: dict[str, ByModality]) -> str:
     """What keeps patches, and how many of them at each of `masks`."""
     by = [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"] if model.slimming else []
-    by += [type(model.selector).__name__] if model.selector else []
+    by += [type(model.sdtps).__name__] if model.sdtps else []
     counts = [{int(kept) for mask in by_modality.values() for kept in mask.sum(dim=(1, 2))} for by_modality in masks.values()]
     numbers = (f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts)
     return f"{' and '.join(by)}: {', '.join(numbers)}"
@@ -81,7 +81,7 @@ def description(cfg: CfgNode, model: DeMo, masks: dict[str, ByModality]) -> str:
 
 def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
     """Masks (samples, rows, columns) of the samples by modality, 1 = kept, by the title of their panel: of
-    every stage and of the selector. Raises `UserError` as `check_context`."""
+    every stage and of SDTPS. Raises `UserError` as `check_context`."""
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
@@ -92,11 +92,10 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
         patches = model.backbone.num_patches
         found = {f"stage {number}": {modality: stage.mask(modality, patches) for modality in MODALITIES}
                  for number, stage in enumerate(context.stages, start=1)}
-        if model.selector:
-            chosen = model.select_tokens(context)
-            found["selector" if found else "kept"] = {
+        if model.sdtps:
+            found["SDTPS" if found else "kept"] = {
                 modality: on_grid((selection.mask > 0).float(), context.places.get(modality), patches)
-                for modality, selection in chosen.items()}
+                for modality, selection in model.sdtps(context).items()}
     return {title: {modality: mask.view(-1, *context.grid).cpu() for modality, mask in by_modality.items()}
             for title, by_modality in found.items()}
 

@@ -82,7 +82,7 @@ def steps(cfg: CfgNode, model: DeMo, network: nn.Module, images: Mapping[str, to
     for _ in range(STEPS):
         outputs = network(images, cameras)
         outputs = outputs if network is model else [gathered(part) for part in outputs]
-        loss, _ = total_loss(cfg, outputs, labels, model.pair_weights)
+        loss, _ = total_loss(cfg, outputs, labels, model.head_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -24,7 +24,7 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.runtime import inference
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.fusion import SUBSETS
-from demo_sdtps.modeling.selectors.base import Context
+from demo_sdtps.modeling.scores.base import Context
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
@@ -32,7 +32,7 @@ PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "ge
 FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
         "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "searchsorted", "sort", "topk",
         "unflatten", "view_as", "where")
-PARTS = {"pife": "PIFE", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
+PARTS = {"pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,8 @@ def main() -> None:
     print(f"{cfg.MODEL.TRANSFORMER_TYPE}, one triplet of {height}×{width}, {arguments.num_class} classes, "
           f"{arguments.camera_num} cameras")
     print(f"{'part':24}{'parameters':>14}{'GMACs':>10}")
-    names = PARTS | {model.selector_name: type(model.selector).__name__}
     for part in parameters:
-        print(f"{names.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
+        print(f"{PARTS.get(part, part):24}{parameters[part]:14,}{macs[part] / 1e9:10.4f}")
     total = sum(parameters.values())
     print(f"{'total':24}{total:14,}{macs['']  / 1e9:10.4f}")
     if model.hdm:
@@ -97,13 +96,13 @@ def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     backbone = model.backbone
     count = model.slimming.counts[-1] if model.slimming else backbone.num_patches
-    if not (model.selector and model.selector_feeds_hdm):
+    if not model.sdtps:
         return 1 + count
     patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
                          for shape in ((count, backbone.width), (backbone.width,)))
     places = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
     with torch.no_grad():
-        selections = model.select_tokens(Context(patches, features, backbone.grid_size, features, places=places))
+        selections = model.sdtps(Context(patches, features, backbone.grid_size, features, places=places))
     return 1 + selections[MODALITIES[0]].tokens.shape[1]
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     else:
         drawn = {"training curves": draw_curves(records, curves),
                  "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
-        if model.selector or model.slimming:
+        if model.sdtps or model.slimming:
             drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
     print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
                 *(f"{what + ':':18}{path}" for what, path in drawn.items()))

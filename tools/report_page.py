@@ -57,7 +57,7 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
 
     wanted = shown_samples(data, found)
     samples = [data.samples[index] for index in wanted]
-    kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.selector or model.slimming else None
+    kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
         "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "curves": curves(records),
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
@@ -151,7 +151,7 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
 
 
 def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
-    """The kept patches of every stage and the selector, by its name: a list per sample of bits (modality, row, column), packed
+    """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
     and in base64."""
     size = cfg.TEST.IMS_PER_BATCH
     bits: dict[str, list[str]] = {}

@@ -34,7 +34,7 @@ from demo_sdtps.modeling.backbones import Backbone
 
 def main() -> None:
     parser = config_parser(
-        "Measure how many of the patches that the selector and the stages of slimming keep lie on the person. Needs foreground "
+        "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
         "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
@@ -95,7 +95,7 @@ def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
 
 
 def as_tables(quality: Quality) -> list[str]:
-    """A table per stage and for the selector, under their names where there are stages, and the globals' mean cosines."""
+    """A table per stage and for SDTPS, under their names where there are stages, and the globals' mean cosines."""
     lines = []
     for name, cases in quality.choices.items():
         groups = {case_name(case): rows for case, rows in cases.items()}

@@ -8,6 +8,7 @@ from torch import nn
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion, QuickGELU
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.heads import TrainingOutput
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
 SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
@@ -31,7 +32,7 @@ class Demo(nn.Module):
         self.bottleneck_moe.bias.requires_grad_(False)
 
     def forward(self, images, cameras, return_pattern=3):
-        """Training: (logits, feature) of ATMoE and of the original features, then 0; evaluation: feature of one pattern."""
+        """Training: logits and features of ATMoE and of the original features; evaluation: feature of one pattern."""
         patches, global_feats = {}, {}
         for modality in MODALITIES:
             patches[modality], class_token = self.BACKBONE(images[modality], cameras)
@@ -40,7 +41,9 @@ class Demo(nn.Module):
         original = torch.cat([global_feats[modality] for modality in MODALITIES], dim=1)
         moe = self.generalFusion(patches, global_feats)
         if self.training:
-            return (self.classifier_moe(self.bottleneck_moe(moe)), moe, self.classifier(self.bottleneck(original)), original, 0)
+            logits = {"moe": self.classifier_moe(self.bottleneck_moe(moe)),
+                      "original": self.classifier(self.bottleneck(original))}
+            return TrainingOutput(logits, {"moe": moe, "original": original}, None)
         return {1: original, 2: moe, 3: torch.cat([original, moe], dim=1)}[return_pattern]
 
 

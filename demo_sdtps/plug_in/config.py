@@ -8,8 +8,6 @@ from demo_sdtps.config.schema import KEYS
 
 ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_")))
 """The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""
-AS_PUBLISHED = ("MODEL.SDTPS_PROJECTION", "MODEL.SDTPS_SCORE", "MODEL.SDTPS_FEEDS_HDM")
-"""Those that keep their defaults here."""
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
@@ -35,6 +33,3 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file.")
         if callable(key.allowed) and not key.allowed(cfg.MODEL[name]):
             raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {key.allowed_text}.")
-        if key.name in AS_PUBLISHED and cfg.MODEL[name] != key.default:
-            raise UserError(f"{key.name} is {cfg.MODEL[name]!r}, but in DeMo's own model SDTPS runs as published; set it to "
-                            f"{key.default!r}, or train with this project's train_net.py.")

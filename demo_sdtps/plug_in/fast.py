@@ -1,7 +1,7 @@
 """This project's ranking, re-ranking, HDM and ATMoE in the evaluation of a DeMo checkout, in this process only."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,7 @@ from demo_sdtps.engine.evaluation.metrics import evaluate_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.weights import from_demo
-
-if TYPE_CHECKING:
-    from demo_sdtps.plug_in.launch import Checkout
+from demo_sdtps.plug_in.checkout import Checkout
 
 RANKING = ("eval_func", "eval_func_msrv", "re_ranking")
 """Functions of utils.metrics."""
@@ -99,6 +97,6 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
         whole.load_state_dict(ours)
     except (ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"--fast: generalFusion has other weights than DeMo's, which were looked for: {error}") from None
+        raise UserError(f"--fast: generalFusion has other weights than DeMo's, which were expected: {error}") from None
     whole.to(ours["hdm.query"].device).eval()
     return hdm, atmoe

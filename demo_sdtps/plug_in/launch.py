@@ -10,13 +10,12 @@ import os
 import runpy
 import sys
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.common import UserError
 from demo_sdtps.config.printing import prepare_streams, print_error
+from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
 from demo_sdtps.plug_in.patch import BY_HAND, patch
 
@@ -83,44 +82,6 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
         raise UserError(f"--weight {weight} was not used: {script.name} loads no checkpoint by the model's load_param.")
 
 
-class Checkout:
-    """The modules of a DeMo checkout, which must come from its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def module(self, name: str, sought: str) -> ModuleType:
-        """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
-        absent = UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
-        try:
-            found = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name and (name + ".").startswith(error.name + "."):
-                raise absent from None
-            own = self.folder / (error.name or "").partition(".")[0]
-            if own.is_dir() or own.with_suffix(".py").is_file():
-                raise UserError(f"{self.folder} is not a DeMo checkout: {name} needs {error.name}, which it has not.") from None
-            raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
-                            "requirements.txt lists.") from None
-        places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))
-        if not any(self.folder in Path(place).resolve().parents for place in places if place):
-            raise absent
-        return found
-
-    def find(self, module: str, name: str) -> Any:
-        """A name in a module of the checkout. Raises `UserError`."""
-        sought = f"{module}.{name}"
-        found = self.module(module, sought)
-        if not hasattr(found, name):
-            raise UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
-        return getattr(found, name)
-
-    def replace(self, module: str, name: str, value: object) -> None:
-        """Replace a name in a module of the checkout, in this process. Raises `UserError` where there is none."""
-        self.find(module, name)
-        setattr(sys.modules[module], name, value)
-
-
 def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object]]) -> None:
     """Let `modeling.make_model` end with calls of (model, cfg)."""
     original = checkout.find("modeling.make_model", "make_model")
@@ -161,7 +122,7 @@ def _evaluate_all_patterns(checkout: Checkout) -> None:
     signature = inspect.signature(original)
     for name in ("cfg", "return_pattern"):
         if name not in signature.parameters:
-            raise UserError(f"engine.processor.training_neat_eval takes no {name}, which was looked for; {BY_HAND}.")
+            raise UserError(f"engine.processor.training_neat_eval takes no {name}, which was expected; {BY_HAND}.")
 
     @wraps(original)
     def training_neat_eval(*args, **kwargs):

@@ -48,7 +48,7 @@ class SeenPass:
         found = self.reduced if self.model.GLOBAL_LOCAL else self.class_tokens
         if not len(self.tokens) == len(found) == 3:
             raise UserError(f"{type(self.model).__name__}.forward called BACKBONE {len(self.tokens)} times and made "
-                            f"{len(found)} global features, but three of each (RGB, NI, TI) were looked for, before "
+                            f"{len(found)} global features, but three of each (RGB, NI, TI) were expected, before "
                             f"generalFusion; {BY_HAND}.")
         return found
 
@@ -84,7 +84,7 @@ def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
     shapes = [tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
               for part in (output if isinstance(output, (tuple, list)) else (output,))]
     if [len(shape) for shape in shapes] != [3, 2] or shapes[0][::2] != shapes[1]:
-        raise UserError(f"BACKBONE returned {shapes}, but patch tokens (B, N, C) and class token (B, C) were looked for; "
+        raise UserError(f"BACKBONE returned {shapes}, but patch tokens (B, N, C) and class token (B, C) were expected; "
                         f"{BY_HAND}.")
     seen.tokens.append(output[0])
     seen.class_tokens.append(output[1])
@@ -101,7 +101,7 @@ def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     if seen is None:
         return None
     if len(inputs) != 6:
-        raise UserError(f"generalFusion was called with {len(inputs)} positional arguments, but six were looked for: the "
+        raise UserError(f"generalFusion was called with {len(inputs)} positional arguments, but six were expected: the "
                         f"tokens and the globals of RGB, NI and TI; {BY_HAND}.")
     return (*seen.selected(), *inputs[3:])
 
@@ -142,12 +142,12 @@ class SDTPSForward(Patched, nn.Module):
         if self.training:
             if not isinstance(output, (tuple, list)):
                 raise UserError(f"{type(self).__name__}.forward returned {type(output).__name__} in training, but a tuple of "
-                                f"logits and features was looked for; {BY_HAND}.")
+                                f"logits and features was expected; {BY_HAND}.")
             return (*self._pair(seen), *output)
         if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < width:
             found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
             raise UserError(f"{type(self).__name__}.forward returned {found} in evaluation, but one feature (B, D) that begins "
-                            f"with the original one, of {width} numbers, was looked for; {BY_HAND}.")
+                            f"with the original one, of {width} numbers, was expected; {BY_HAND}.")
         original, fused = output[:, :width], output[:, width:]
         if return_pattern not in (2, 3):
             return original.contiguous()
@@ -218,7 +218,7 @@ def _grid(model: Any, cfg: CfgNode) -> tuple[int, int]:
     """(rows, columns) of patches."""
     first = next((module for module in model.BACKBONE.modules() if isinstance(module, nn.Conv2d)), None)
     if first is None:
-        raise UserError(f"BACKBONE has no Conv2d that makes the patches, which was looked for; {BY_HAND}.")
+        raise UserError(f"BACKBONE has no Conv2d that makes the patches, which was expected; {BY_HAND}.")
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
     return rows, columns
@@ -240,10 +240,10 @@ def _check_host(model: Any) -> None:
     wanted += ["generalFusion"] if getattr(model, "HDM", False) else []
     for attribute in wanted:
         if not hasattr(model, attribute):
-            raise UserError(f"{name} has no attribute {attribute}, which was looked for in DeMo's model; {BY_HAND}.")
+            raise UserError(f"{name} has no attribute {attribute}, which was expected in DeMo's model; {BY_HAND}.")
     arguments = tuple(inspect.signature(type(model).forward).parameters)[1:]
     if arguments[:len(ARGUMENTS)] != ARGUMENTS:
-        raise UserError(f"{name}.forward takes ({', '.join(arguments)}), but DeMo's ({', '.join(ARGUMENTS)}) was looked for; "
+        raise UserError(f"{name}.forward takes ({', '.join(arguments)}), but DeMo's ({', '.join(ARGUMENTS)}) was expected; "
                         f"{BY_HAND}.")
     if model.ATM and not model.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes, and DeMo's "

@@ -15,7 +15,7 @@ OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md", "CHANGE
 REFERENCE = {
     "demo_sdtps": ("load", "Extractor", "MultiModalSDTPS", "add_config", "patch", "make_model", "get_cfg", "load_cfg"),
     "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
-                "modeling.losses", "modeling.selectors.base", "modeling.backbones.base", "datasets.base",
+                "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
                 "engine.evaluation.metrics.evaluate_ranking", "engine.evaluation.reranking.k_reciprocal",
                 "engine.optim.make_scheduler"),
     "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),

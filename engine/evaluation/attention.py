@@ -12,7 +12,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
 from demo_sdtps.modeling.fusion import SUBSETS
-from demo_sdtps.modeling.selectors.base import ByModality, Context, split_rows
+from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
 
 
 class Maps(NamedTuple):
@@ -101,8 +101,8 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
     if model.hdm is None:
         return FusionWeights(None, None)
     patches = context.tokens
-    if model.selector and model.selector_feeds_hdm:
-        patches = {name: selection.tokens for name, selection in model.select_tokens(context).items()}
+    if model.sdtps:
+        patches = {name: selection.tokens for name, selection in model.sdtps(context).items()}
     weights = model.hdm.weights(patches, context.global_feats)
     shares = {subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
               for subset, names in SUBSETS.items()}

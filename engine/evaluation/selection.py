@@ -1,4 +1,4 @@
-"""How well a selector and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md)."""
+"""How well SDTPS and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md)."""
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,10 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.engine.evaluation.extraction import CASES
 from demo_sdtps.engine.runtime import check_features, check_finite
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.selectors import selector_name
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Selection
+from demo_sdtps.modeling.scores.base import ByModality, Context, Selection
 
 SHARES = ("base_rate", "kept", "recall")
-SELECTOR = "selector"
+SDTPS = "sdtps"
 COMPLETE = next(iter(CASES))
 
 Measures = dict[str, dict[str, float]]  # measures by their name, by modality
@@ -29,15 +28,15 @@ Measures = dict[str, dict[str, float]]  # measures by their name, by modality
 class Quality:
     """The result of `measure_selection`, all shares in [0, 1].
 
-    `cases` is the selector's, empty without one: by case and present modality "base_rate", the share of the patches in the
+    `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
     foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
-    average precision of every detector: the score and its parts (`Selector.parts`), without those of missing modalities.
+    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
     `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
-    reach a stage or the selector, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
+    reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
     and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
 
     `random_order` is the expected average precision of a random order of the grid's patches, `random_orders` that of those
-    that reach each stage and the selector. `mean_global_cosine` is the mean cosine of the global features of two images, by
+    that reach each stage and SDTPS. `mean_global_cosine` is the mean cosine of the global features of two images, by
     modality: near 1 a global feature hardly depends on its image. `left_out` of the `images` have no patch in the foreground
     and are not in recall and average precisions.
     """
@@ -53,13 +52,13 @@ class Quality:
 
     @property
     def choices(self) -> dict[str, dict[str, Measures]]:
-        """Rows by case of every stage, and of the selector."""
-        return self.stages | ({SELECTOR: self.cases} if self.cases else {})
+        """Measures by case of every stage, and of SDTPS."""
+        return self.stages | ({SDTPS: self.cases} if self.cases else {})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a stage of slimming or the selector keeps of the n patches of a modality that reach it."""
+    """What a stage of slimming or SDTPS keeps of the n patches of a modality that reach it."""
 
     places: torch.Tensor  # (B, n) int64: index of each patch on the grid
     kept: torch.Tensor  # (B, n) bool
@@ -101,20 +100,20 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
     cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
                for modality, total in sums.items()}
     random_orders = {name: random_order(together) for name, parts in reached.items() if (together := torch.cat(parts)).any()}
-    return Quality(found.pop(SELECTOR, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
+    return Quality(found.pop(SDTPS, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
                    found, random_orders, by_light)
 
 
 def check_selection(cfg: CfgNode) -> None:
-    """Raise `UserError` for a configuration with neither a selector nor slimming."""
+    """Raise `UserError` for a configuration with neither SDTPS nor slimming."""
     if not selects_patches(cfg):
-        raise UserError("MODEL.USE_SDTPS is False, MODEL.SELECTOR '' and MODEL.SLIM_BLOCKS [], so no patches are selected; use "
-                        "a configuration with a selector or with slimming.")
+        raise UserError("MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+                        "with SDTPS or with slimming.")
 
 
 def selects_patches(cfg: CfgNode) -> bool:
-    """Whether a configuration has a selector or slimming."""
-    return bool(selector_name(cfg) or cfg.MODEL.SLIM_BLOCKS)
+    """Whether a configuration has SDTPS or slimming."""
+    return bool(cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
 
 
 def check_context(context: Context) -> None:
@@ -123,7 +122,7 @@ def check_context(context: Context) -> None:
 
 
 def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
-    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of the selector, by modality.
+    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
@@ -137,9 +136,9 @@ def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
                              stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
                              {"score": stage.score[modality]})
             for modality in present}
-    if model.selector:
-        selections = model.select_tokens(context)
-        found[SELECTOR] = {modality: Choice(context.places_of(modality), selections[modality].mask > 0, scores)
+    if model.sdtps:
+        selections = model.sdtps(context)
+        found[SDTPS] = {modality: Choice(context.places_of(modality), selections[modality].mask > 0, scores)
                            for modality, scores in detectors(model, context, selections).items()}
     return found
 
@@ -154,7 +153,7 @@ def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor
 
 def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
           images: torch.Tensor | slice = slice(None)) -> Measures:
-    """Means over `images` of a stage's or the selector's numbers, by modality and measure, without NaN."""
+    """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
     rows: Measures = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
     for (whose, when, modality, measure), values in numbers.items():
         if (whose, when) == (name, case) and not values[images].isnan().all():
@@ -167,16 +166,15 @@ def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -
 
     Raises `UserError` for scores that are not finite.
     """
-    selector, found = model.selector, {}
-    assert selector is not None
+    assert model.sdtps is not None
+    found = {}
     for modality, selection in selections.items():
         if modality in context.missing:
             continue
-        parts = selector.parts(context.tokens[modality], context.of(modality))
+        parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
         found[modality] = {"score": selection.score} | {name: part for name, part in parts.items()
                                                         if name not in context.missing}
-        allowed = context.mask.get(modality, ...)  # patches that must not be kept have the score -inf
-        check_finite("The scores of the patches", (part[allowed] for part in found[modality].values()))
+        check_finite("The scores of the patches", found[modality].values())
     return found
 
 

@@ -5,6 +5,7 @@ import torch
 from numeric import generator, seeded, tolerance
 from pytest import approx
 from reference import losses as reference
+from tiny import output_of
 
 from demo_sdtps.engine.optim import make_center_optimizer
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
@@ -35,7 +36,7 @@ def rounding():
 
 
 def loss_of(cfg, center_losses=()):
-    return float(total_loss(cfg, draw(), LABELS, ONE, center_losses)[0].detach())
+    return float(total_loss(cfg, output_of(draw(), ONE), LABELS, ONE, center_losses)[0].detach())
 
 
 def triplet(margin=None):
@@ -108,7 +109,7 @@ def step_of_the_centers_over_the_gradient(cfg):
     start = losses[0].centers.detach().double().requires_grad_()
     reference.center_loss(draw()[1].double(), LABELS, start).backward()
     optimizer = make_center_optimizer(cfg, losses)
-    total_loss(cfg, draw(), LABELS, ONE, losses)[0].backward()
+    total_loss(cfg, output_of(draw(), ONE), LABELS, ONE, losses)[0].backward()
     optimizer.step()
     return float((start - losses[0].centers).detach().norm() / start.grad.norm())
 
@@ -116,6 +117,7 @@ def step_of_the_centers_over_the_gradient(cfg):
 @effect("MODEL.SDTPS_LOSS_WEIGHT", {"1.0": near(1.0), "0.2": near(0.2)})
 def weight_of_the_sdtps_pair(cfg):
     first, second = draw(1), draw(2)
-    both, _ = total_loss(cfg, (*first, *second), LABELS, model_of(cfg).pair_weights)
-    alone = [total_loss(cfg, pair, LABELS, ONE)[0] for pair in (first, second)]
+    weights = model_of(cfg).head_weights
+    both, _ = total_loss(cfg, output_of((*first, *second), weights), LABELS, weights)
+    alone = [total_loss(cfg, output_of(pair, ONE), LABELS, ONE)[0] for pair in (first, second)]
     return float((both - alone[1]) / alone[0])

@@ -4,13 +4,13 @@ from dataclasses import replace
 import torch
 from numeric import assert_close, tolerance
 from pytest import approx
-from tiny import ENCODER, PATCHES
+from tiny import ENCODER
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
-from effects.base import CAMERAS, LABELS, MARK, WIDTH, are_most_unlike, effect, images_of, is_near, model_of
+from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, is_near, model_of
 
 HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
 
@@ -81,7 +81,7 @@ def a_step_moves_the_backbones_weights_and_the_rest(cfg):
     model = model_of(cfg)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     optimizer = make_optimizer(cfg, model)
-    total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.pair_weights)[0].backward()
+    total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.head_weights)[0].backward()
     optimizer.step()
     moved = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
     # A BatchNorm's bias is fixed in any case.
@@ -101,12 +101,10 @@ def the_globals_are_the_class_tokens(cfg):
 
 
 @effect("MODEL.DIRECT", {"1": [3 * WIDTH, 3 * WIDTH], "0": [3 * WIDTH, WIDTH, WIDTH, WIDTH]})
-@effect("MODEL.SELECTOR", {"": [3 * WIDTH], "sdtps": [3 * WIDTH, 3 * WIDTH], "sdtps_centred": [3 * WIDTH, 3 * WIDTH]},
-        "MODEL.USE_SDTPS", "False")
 @effect("MODEL.USE_SDTPS", {"True": [3 * WIDTH, 3 * WIDTH], "False": [3 * WIDTH]})
 @effect("MODEL.HDM", {"False": [3 * WIDTH, 3 * WIDTH], "True": [3 * WIDTH, 7 * WIDTH, 3 * WIDTH]})
 def widths_of_the_training_features(cfg):
-    return [feature.shape[1] for feature in model_of(cfg).train()(*images_of(cfg))[1::2]]
+    return [feature.shape[1] for feature in model_of(cfg).train()(*images_of(cfg)).features.values()]
 
 
 @effect("MODEL.ATM", {"False": True, "True": False}, *HDM)
@@ -114,18 +112,8 @@ def widths_of_the_training_features(cfg):
 def the_enhanced_feature_is_hdms(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
-    slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
+    slimmed = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
     return torch.equal(model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1))
-
-
-@effect("MODEL.SDTPS_FEEDS_HDM", {"True": (True, False), "False": (False, True)}, *HDM)
-@torch.no_grad()
-def hdm_sees_the_slimmed_tokens_or_all(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    slimmed = {modality: selection.tokens for modality, selection in model.select_tokens(context).items()}
-    return tuple(torch.equal(model.features(context)["moe"], model.hdm(tokens, context.global_feats).flatten(1))
-                 for tokens in (slimmed, context.tokens))
 
 
 @effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
@@ -139,7 +127,7 @@ def heads_of_the_gates(cfg):
 def slimmed(model, cfg):
     """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
     context = model.encode(*images_of(cfg))
-    selections = model.select_tokens(context).values()
+    selections = model.sdtps(context).values()
     return [torch.stack([getattr(selection, part) for selection in selections]) for part in ("tokens", "mask")]
 
 
@@ -155,36 +143,17 @@ def slimmed_tokens(cfg):
     return slimmed(model_of(cfg), cfg)[0].shape[2]
 
 
-@effect("MODEL.SDTPS_PROJECTION", {"False": True, "True": False})
-@torch.no_grad()
-def the_extra_token_is_a_mean_of_the_dropped(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    selection = model.select_tokens(context)["NI"]
-    weights = selection.score.double().masked_fill(selection.mask > 0, -torch.inf).softmax(dim=1)
-    mean = torch.einsum("bn,bnc->bc", weights, context.tokens["NI"].double())
-    return is_near(selection.tokens[:, -1], mean, PATCHES, PATCHES, PATCHES)
-
-
-@effect("MODEL.SDTPS_SCORE", {"published": False, "distinctness": True})
-@torch.no_grad()
-def patches_unlike_the_mean_are_kept(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    return are_most_unlike(model.select_tokens(context)["TI"].mask > 0, context.tokens["TI"], PATCHES, WIDTH, WIDTH)
-
-
 @effect("MODEL.SDTPS_BETA", {"0.0": (True, False), "0.25": (True, True), "0.5": (False, True)})
 @torch.no_grad()
 def mlp_and_globals_matter_for_the_choice(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
-    chosen = model.select_tokens(context)["TI"].mask
+    chosen = model.sdtps(context)["TI"].mask
     others = {modality: torch.randn_like(feature) for modality, feature in context.global_feats.items()}
-    by_others = model.select_tokens(replace(context, global_feats=others))["TI"].mask
+    by_others = model.sdtps(replace(context, global_feats=others))["TI"].mask
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
-    return not torch.equal(model.select_tokens(context)["TI"].mask, chosen), not torch.equal(by_others, chosen)
+    return not torch.equal(model.sdtps(context)["TI"].mask, chosen), not torch.equal(by_others, chosen)
 
 
 @effect("MODEL.SDTPS_USE_GUMBEL", {"False": False, "True": True})
@@ -209,7 +178,7 @@ def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
     found = []
     for is_training in (True, False):
         model.sdtps.train(is_training)
-        first, second = (model.select_tokens(context)["TI"].mask for _ in range(2))
+        first, second = (model.sdtps(context)["TI"].mask for _ in range(2))
         found.append(torch.equal(first, second))
     return found
 
@@ -220,6 +189,6 @@ def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     others = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
-    before, after = (model.select_tokens(replace(context, missing=frozenset({"NI"}), global_feats=given))
+    before, after = (model.sdtps(replace(context, missing=frozenset({"NI"}), global_feats=given))
                      for given in (context.global_feats, others))
     return {modality for modality in MODALITIES if not torch.equal(before[modality].mask, after[modality].mask)}

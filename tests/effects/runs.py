@@ -209,10 +209,10 @@ def type_of_the_logits_in_training(cfg):
     device = choose_device(cfg)
     model = model_of(cfg).train()
     with autocast(device, choose_precision(cfg.SOLVER.AMP, device)):
-        outputs = model(*images_of(cfg))
-        total_loss(cfg, outputs, LABELS, model.pair_weights)[0].backward()
+        output = model(*images_of(cfg))
+        total_loss(cfg, output, LABELS, model.head_weights)[0].backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
-    return outputs[0].dtype
+    return next(iter(output.logits.values())).dtype
 
 
 @effect("MODEL.COMPILE", {"True": (True, True), "False": (False, False)}, "TEST.WEIGHT", "{root}/weights.pth")

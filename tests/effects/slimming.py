@@ -10,7 +10,6 @@ from effects.base import are_most_unlike, effect, images_of, model_of
 
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]")
 SUPERVISED = (*ONE_STAGE, "MODEL.SLIM_SCORE", "supervised", "INPUT.JOINT_AUGMENTATION", "True")
-LEARNED = (*ONE_STAGE, "MODEL.SLIM_SCORE", "learned")
 
 
 def loss_of(cfg):
@@ -49,16 +48,6 @@ def patches_unlike_the_mean_are_kept(cfg):
     return are_most_unlike(stage.mask("TI", PATCHES) > 0, tokens, *ENCODER, PATCHES, WIDTH, WIDTH)
 
 
-RIGHT_HALF, UPPER_HALF = [place for place in range(32) if place % 4 >= 2], list(range(16))
-
-
-@effect("MODEL.SLIM_MAP", {"[[0, 1]]": RIGHT_HALF, "[[1], [0]]": UPPER_HALF}, "MODEL.SLIM_SCORE", "given_map", *ONE_STAGE)
-@torch.no_grad()
-def places_that_the_map_keeps(cfg):
-    (stage,) = model_of(cfg).eval().encode(*images_of(cfg)).stages
-    return stage.kept["NI"][0].tolist()
-
-
 @effect("MODEL.SLIM_SHARED", {"True": True, "False": False}, *ONE_STAGE)
 @torch.no_grad()
 def all_modalities_keep_the_same_places(cfg):
@@ -81,31 +70,3 @@ def loss_against_the_masks_over_that_of_weight_1(cfg):
     reference.defrost()
     reference.MODEL.SLIM_LOSS_WEIGHT = 1.0
     return loss_of(cfg) / loss_of(reference)
-
-
-@effect("MODEL.SLIM_HIDDEN", {"64": 64, "8": 8}, *SUPERVISED)
-def hidden_width_of_the_mask_head(cfg):
-    return model_of(cfg).slimming.scores[0].heads["RGB"][1].out_features
-
-
-@effect("MODEL.SLIM_TAU", {"1.0": True, "0.0": False}, *LEARNED, "MODEL.SLIM_MERGE", "False", "MODEL.SLIM_DISTIL", "1.0")
-def the_features_move_the_cues_weights(cfg):
-    model = model_of(cfg).train()
-    context = model.encode(*images_of(cfg))
-    context.tokens["RGB"].square().sum().backward()
-    gradient = model.slimming.scores[0].weights.grad
-    return gradient is not None and bool(gradient.any())
-
-
-@effect("MODEL.SLIM_DISTIL", {"0.0": False, "1.0": True}, *LEARNED)
-def there_is_a_loss_of_distillation(cfg):
-    return loss_of(cfg) is not None
-
-
-@effect("MODEL.PIFE_WEIGHTED", {"False": True, "True": False}, *ONE_STAGE, "MODEL.GLOBAL_LOCAL", "True")
-@torch.no_grad()
-def pife_reads_the_plain_mean(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    plain = model.pife(context.tokens, context.class_tokens)
-    return torch.equal(plain["NI"], context.global_feats["NI"])

@@ -1,10 +1,10 @@
-"""Scores of patches that need no training: distinctness, contrast with the border, and the attention of the class token."""
+"""Scores of patches that need no training, and the studies' controls: chance, and the mask itself."""
 import torch
 import torch.nn.functional as F
-from yacs.config import CfgNode
 
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.sdtps import cosines
-from demo_sdtps.modeling.selectors.base import Context, Score
 
 
 def distinctness(tokens: torch.Tensor) -> torch.Tensor:
@@ -18,17 +18,6 @@ def distinctness(tokens: torch.Tensor) -> torch.Tensor:
 def mean_attention(attention: torch.Tensor) -> torch.Tensor:
     """Mean over the heads of attention weights (B, heads, N) → (B, N) float32, without gradient (EViT, ICLR 2022)."""
     return attention.detach().float().mean(dim=1)
-
-
-def attention_divergence(score: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-    """Kullback-Leibler divergence of softmax(score) from attention weights, mean over B: score (B, N), attention
-    (B, heads, N) → a scalar.
-
-    The weights are averaged over the heads and scaled to the sum 1 over the N patches; no gradient goes to them.
-    """
-    target = mean_attention(attention)
-    target = target / target.sum(dim=-1, keepdim=True)
-    return F.kl_div(score.float().log_softmax(dim=-1), target, reduction="batchmean")
 
 
 def at_border(grid: tuple[int, int]) -> list[bool]:
@@ -64,8 +53,8 @@ class Border(Score):
 
     is_border: torch.Tensor
 
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__(cfg, width, grid)
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
         self.register_buffer("is_border", torch.tensor(at_border(grid)), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
@@ -75,3 +64,18 @@ class Border(Score):
             weights = is_border.float().clamp_min(self.OTHERS)
             background = torch.einsum("bn,bnc->bc", weights / weights.sum(dim=1, keepdim=True), directions)
             return 1 - torch.einsum("bnc,bc->bn", directions, background)
+
+
+class Random(Score):
+    """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every chunk."""
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        generator = None if self.training else torch.Generator(tokens.device).manual_seed(MODALITIES.index(context.modality))
+        return torch.rand(tokens.shape[:2], device=tokens.device, generator=generator)
+
+
+class Mask(Score):
+    """The image's own mask, in evaluation too: what a score without error would keep."""
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return context.foreground[context.modality].float()

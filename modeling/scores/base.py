@@ -1,23 +1,18 @@
-"""The contracts of a score of patches (`Score`) and of a token selector (`Selector`), a score and what is done with the best;
-their input (`Context`) and a selector's output (`Selection`)."""
+"""The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`Stage`) and SDTPS (`Selection`) keep
+by it."""
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Tokens
-from demo_sdtps.modeling.sdtps import kept_tokens, min_max, select, softmax_mean, take
-
-if TYPE_CHECKING:
-    from demo_sdtps.modeling.slimming import Stage
+from demo_sdtps.modeling.sdtps import softmax_mean
 
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
@@ -29,8 +24,22 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What one of MODEL.SLIM_BLOCKS kept of n patches: K of them. By modality."""
+
+    scored: ByModality  # (B, n) int64: index on the grid of each patch that was scored
+    score: ByModality  # (B, n)
+    kept: ByModality  # (B, K) int64: index on the grid of each patch that was kept, ascending
+
+    def mask(self, modality: str, patches: int) -> torch.Tensor:
+        """(B, N) float32: 1 for a patch of the grid that was kept."""
+        kept = self.kept[modality]
+        return torch.zeros(kept.shape[0], patches, device=kept.device).scatter_(1, kept, 1.0)
+
+
+@dataclass(frozen=True)
 class Context:
-    """Encoded triplets: B triplets, N patches per image, C channels. The input of a score and of a selector.
+    """Encoded triplets: B triplets, N patches per image, C channels. The input of a score and of SDTPS.
 
     The model fills the fields from `tokens` to `missing`; a score that needs another says so in its docstring. Inside the
     backbone there are no global features yet. Slimming fills `places`, `images`, and what the score asks for.
@@ -43,7 +52,6 @@ class Context:
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
     keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
-    mask: ByModality = field(default_factory=dict)  # (B, N) bool, False for a patch that must not be kept; empty: all may
     places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
@@ -51,7 +59,7 @@ class Context:
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
     stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none
     loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
-    modality: str = ""  # whose patches are scored or selected; '' for all
+    modality: str = ""  # whose patches are scored; '' for all
 
     def of(self, modality: str) -> Context:
         """The same with one modality in focus."""
@@ -67,28 +75,38 @@ class Context:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector makes of the N patches of one modality."""
+    """What SDTPS makes of the N patches of one modality."""
 
-    tokens: torch.Tensor  # (B, S, C): replace the patches; their mean is the selector's feature, and HDM attends to them
+    tokens: torch.Tensor  # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
 class Score(nn.Module, ABC):
-    """Base class of scores of patches, by which a selector or slimming (modeling/slimming.py) keeps the best.
+    """Base class of scores of patches, by which slimming (modeling/slimming.py) and SDTPS keep the best.
 
-    A subclass defines `score`. Its constructor takes the configuration, the tokens' width C and the grid of patches, and raises
-    `UserError` for settings that do not fit.
+    A subclass defines `score`. Its constructor takes the tokens' width C, the grid (rows, columns) of patches, and by their
+    names the settings that it reads (`make_score`), and raises `UserError` for settings that do not fit.
     """
+
+    masks = ""  # when a score from outside the project reads foreground masks: "training", "always", or '' for never
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
-    gumbel_tau: float | None = None  # temperature of slimming's straight-through gradient to the score; None: no such gradient
-    distil = 0.0  # weight of slimming's loss that draws the score to what the class token attends to in the last block
 
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__()
+
+    def forward(self, context: Context) -> ByModality:
+        """`scores`, whose shapes are checked: raises `UserError` for another than (B, N)."""
+        found = self.scores(context)
+        for modality, score in found.items():
+            expected = context.tokens[modality].shape[:2]
+            if score.shape != expected:
+                raise UserError(f"The score {type(self).__name__} gives {tuple(score.shape)} for {modality}, but one number "
+                                f"for each patch was expected, {tuple(expected)}; correct its method score.")
+        return found
 
     def scores(self, context: Context) -> ByModality:
         """`score` of every modality. A score of all together overrides this one; equal scores for all modalities give one set
@@ -100,7 +118,7 @@ class Score(nn.Module, ABC):
         """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """Terms of the score, (B, N) by name, which engine/evaluation/selection.py measures as detectors of their own."""
+        """Terms of the score, (B, N) by name, which the analysis of the selection measures as detectors of their own."""
         return {}
 
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
@@ -117,43 +135,6 @@ class Score(nn.Module, ABC):
         logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
         extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
         return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
-
-    def scalars(self) -> dict[str, float]:
-        """What a run records of the score after every epoch, by name."""
-        return {}
-
-    def weight(self, score: torch.Tensor) -> torch.Tensor:
-        """Score (B, N) → weights (B, N), 0 or greater, of a weighted mean of the patches; all 0 where the score is constant."""
-        return min_max(score)
-
-
-class Selector(Score):
-    """Base class of token selectors: a score for every patch, and what is done with the best.
-
-    A subclass defines `score`, and where it does more than keep the best patches, `select`.
-    """
-
-    loss_weight = 1.0  # weight of the losses of the selector's feature
-    patches: int  # of the grid, or those that slimming (MODEL.SLIM_BLOCKS) leaves of them
-
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__(cfg, width, grid)
-        self.patches = (grid[0] * grid[1], *remaining_patches(grid[0] * grid[1], cfg.MODEL.SLIM_KEEP))[-1]
-        self.keep = kept_tokens(self.patches, cfg.MODEL.SDTPS_SPARSE_RATIO)
-
-    def forward(self, context: Context) -> dict[str, Selection]:
-        """The selection of every modality."""
-        found = {}
-        for modality, score in self.scores(context).items():
-            if modality in context.mask:
-                score = score.masked_fill(~context.mask[modality], -torch.inf)
-            found[modality] = self.select(context.tokens[modality], score, context.of(modality))
-        return found
-
-    def select(self, tokens: torch.Tensor, score: torch.Tensor, context: Context) -> Selection:
-        """tokens (B, N, C) and score (B, N) of `context.modality` → the `keep` best patches as they are."""
-        index, mask = select(score, self.keep)
-        return Selection(take(tokens, index), mask, score, index)
 
 
 def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:

@@ -1,10 +1,9 @@
 """Contrast of a patch's colour with the picture's border: a score of the images alone, without weights (docs/method.md)."""
 import torch
 import torch.nn.functional as F
-from yacs.config import CfgNode
 
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score, split_rows
-from demo_sdtps.modeling.selectors.cues import at_border
+from demo_sdtps.modeling.scores.base import ByModality, Context, Score, split_rows
+from demo_sdtps.modeling.scores.cues import at_border
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6
@@ -21,8 +20,8 @@ class Saliency(Score):
 
     border: torch.Tensor  # int64: the places at the border; an index, as a mask would wait for the device
 
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__(cfg, width, grid)
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
         self.grid = grid
         border = [index for index, is_border in enumerate(at_border(grid)) if is_border]
         self.register_buffer("border", torch.tensor(border), persistent=False)

@@ -2,8 +2,8 @@
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.selectors.base import ByModality, Context, Score
-from demo_sdtps.modeling.selectors.cues import mean_attention
+from demo_sdtps.modeling.scores.base import ByModality, Context, Score
+from demo_sdtps.modeling.scores.cues import mean_attention
 
 
 def haar_energy(images: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
 """Token merging (ToMe; Bolya et al., ICLR 2023): patches that are much alike become one."""
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Tokens
-from demo_sdtps.modeling.selectors.base import Context, Score
+from demo_sdtps.modeling.scores.base import Context, Score
 
 FARTHEST = 2.0  # 1 - cosine of opposite keys
 
@@ -32,12 +32,11 @@ class ToMe(Score):
 
     needs_keys = True
 
-    def __init__(self, cfg: CfgNode, width: int, grid: tuple[int, int]):
-        super().__init__(cfg, width, grid)
-        name, shares = cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_KEEP)
-        if min(shares) < 0.5:
-            raise UserError(f"MODEL.SLIM_KEEP is {shares}, but MODEL.SLIM_SCORE {name!r} can merge at most half of the patches "
-                            "at a block; keep 0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
+    def __init__(self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object):
+        super().__init__(width, grid, **settings)
+        if min(keep, default=1.0) < 0.5:
+            raise UserError(f"MODEL.SLIM_KEEP is {list(keep)}, but MODEL.SLIM_SCORE 'tome' can merge at most half of the "
+                            "patches at a block; keep 0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         keys = context.keys[context.modality]
@@ -61,7 +60,3 @@ class ToMe(Score):
             patches = shares @ tokens.patches(count).float() / merged.unsqueeze(-1)
         values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
         return replace(slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0))
-
-    def weight(self, score: torch.Tensor) -> torch.Tensor:
-        """Equal weights: the score says which patch is like another, not which one matters."""
-        return torch.ones_like(score)

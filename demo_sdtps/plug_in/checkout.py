@@ -1,0 +1,48 @@
+"""The modules of a DeMo checkout, found by their names."""
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from demo_sdtps.config.common import UserError
+
+
+class Checkout:
+    """The modules of a DeMo checkout, which must come from its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def module(self, name: str, sought: str) -> ModuleType:
+        """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
+        absent = UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name + ".").startswith(error.name + "."):
+                raise absent from None
+            own = self.folder / (error.name or "").partition(".")[0]
+            if own.is_dir() or own.with_suffix(".py").is_file():
+                raise UserError(f"{self.folder} is not a DeMo checkout: {name} needs {error.name}, which it has not.") from None
+            raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
+                            "requirements.txt lists.") from None
+        places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))
+        if not any(self.folder in Path(place).resolve().parents for place in places if place):
+            raise absent
+        return found
+
+    def find(self, module: str, name: str) -> Any:
+        """A name in a module of the checkout. Raises `UserError`."""
+        sought = f"{module}.{name}"
+        found = self.module(module, sought)
+        if not hasattr(found, name):
+            raise UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
+        return getattr(found, name)
+
+    def replace(self, module: str, name: str, value: object) -> None:
+        """Replace a name in a module of the checkout, in this process. Raises `UserError` where there is none."""
+        self.find(module, name)
+        setattr(sys.modules[module], name, value)

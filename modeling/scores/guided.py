@@ -1,0 +1,99 @@
+"""The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
+from abc import abstractmethod
+
+import torch
+from torch import nn
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.modeling.scores.base import ByModality, Context, Score, Selection
+from demo_sdtps.modeling.sdtps import (
+    STATE_NAMES,
+    MultiModalSDTPS,
+    cosine_guidance,
+    guide_order,
+    guided_score,
+    guides_of,
+    predict,
+    score_mlp,
+)
+
+
+class GuidedScore(Score):
+    """(1 - 2β)·MLP + β·Σ weight·guidance, the published score. A subclass says where the MLPs are (`mlp`).
+
+    The global features guide, and where there are none, the class tokens.
+    """
+
+    guide_missing = False  # whether missing modalities guide the others
+
+    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: object):
+        super().__init__(width, grid, **settings)
+        self.beta = beta
+
+    @abstractmethod
+    def mlp(self, modality: str) -> nn.Module:
+        """The `score_mlp` of a modality."""
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        guidance, weights = self._guided(tokens, context)
+        return guided_score(predict(self.mlp(context.modality), tokens), guidance, weights, self.beta)
+
+    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
+        """"MLP", and by modality the guidance of its global feature."""
+        guidance = self._guided(tokens, context)[0]
+        by_index = dict(zip(guide_order(MODALITIES.index(context.modality)), guidance, strict=True))
+        return {"MLP": predict(self.mlp(context.modality), tokens),
+                **{modality: by_index[index] for index, modality in enumerate(MODALITIES)}}
+
+    def _guided(self, tokens: torch.Tensor, context: Context) -> tuple[torch.Tensor, tuple[float, ...]]:
+        """→ guidance (G, B, N) in `guide_order` and its weights."""
+        found = context.global_feats or context.class_tokens
+        missing = [modality not in found or (modality in context.missing and not self.guide_missing)
+                   for modality in MODALITIES]
+        # A modality without tokens has the weight 0, whatever stands in its place.
+        global_feats = [found.get(modality, found[context.modality]) for modality in MODALITIES]
+        guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)
+        return cosine_guidance(tokens, guides), weights
+
+
+class SDTPSScore(GuidedScore):
+    """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
+
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
+        self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in MODALITIES})
+
+    def mlp(self, modality: str) -> nn.Module:
+        return self.score_predictor[modality]
+
+
+class SDTPS(GuidedScore):
+    """SDTPS after the backbone: the modules of `MultiModalSDTPS` under their names, on a `Context`.
+
+    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others. Raises `ValueError`
+    as `MultiModalSDTPS`.
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float, **settings: object):
+        super().__init__(width, grid, beta=beta)
+        self.guide_missing = guide_missing
+        sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
+        for name, module in sdtps.named_children():
+            self.add_module(name, module)
+        self.patches, self.keep = patches, sdtps.keep
+
+    def mlp(self, modality: str) -> nn.Module:
+        return self._module(modality, "sparse").score_predictor
+
+    def forward(self, context: Context) -> dict[str, Selection]:
+        """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
+        found = {}
+        for modality, score in self.scores(context).items():
+            tokens = context.tokens[modality]
+            kept, extra, mask, decision, index = self._module(modality, "sparse").split(tokens, score)
+            aggregated = self._module(modality, "aggr")(kept, decision)
+            found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
+        return found
+
+    def _module(self, modality: str, part: str) -> nn.Module:
+        return getattr(self, f"{STATE_NAMES[MODALITIES.index(modality)]}_{part}")

@@ -1,0 +1,72 @@
+"""Scores from running means over the training images at each place of the grid."""
+from abc import abstractmethod
+
+import torch
+import torch.distributed as dist
+
+from demo_sdtps.modeling.collectives import sum_of_all
+from demo_sdtps.modeling.scores.base import ByModality, Context, Score
+from demo_sdtps.modeling.scores.cues import distinctness
+
+MOMENTUM = 0.01  # least share of a batch in the map
+
+
+class RunningMap(Score):
+    """A running mean over the training images of some evidence at each place of the grid, the same for all modalities.
+
+    The mean over the batches so far, and after 1 / MOMENTUM batches an exponential one; of the batches of all processes.
+    """
+
+    map: torch.Tensor  # (N,) float32
+    updates: torch.Tensor  # (N,): batches that had evidence of the place
+
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
+        self.register_buffer("map", torch.zeros(grid[0] * grid[1]))
+        self.register_buffer("updates", torch.zeros(grid[0] * grid[1]))
+
+    @abstractmethod
+    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
+        """tokens (B, N, C) of `context.modality` → (B, N); None where there is none."""
+
+    def scores(self, context: Context) -> ByModality:
+        if self.training:
+            self.update(context)
+        return super().scores(context)
+
+    @torch.no_grad()
+    def update(self, context: Context) -> None:
+        """Move the map of the places that the batch has towards their mean evidence."""
+        total, count = torch.zeros_like(self.map), torch.zeros_like(self.updates)
+        for modality, tokens in context.tokens.items():
+            seen = self.evidence(tokens, context.of(modality))
+            if seen is not None:
+                places = context.places_of(modality).flatten()
+                total.index_add_(0, places, seen.flatten().to(total.dtype))
+                count.index_add_(0, places, torch.ones_like(places, dtype=count.dtype))
+        if dist.is_initialized():
+            total, count = sum_of_all(total), sum_of_all(count)
+        self.updates += count > 0
+        rate = self.updates.clamp_min(1).reciprocal().clamp_min(MOMENTUM) * (count > 0)
+        self.map.lerp_(total / count.clamp_min(1), rate)
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return self.map[context.places_of(context.modality)]
+
+
+class Position(RunningMap):
+    """The mean distinctness of each place: where the training images have what stands out."""
+
+    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return distinctness(tokens)
+
+
+class MeanMask(RunningMap):
+    """The mean of the training images' masks, the same for every image: a control of the studies."""
+
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
+        self.register_buffer("of_masks", torch.ones(()))  # so that a checkpoint of another map does not fit
+
+    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
+        return context.foreground[context.modality] if context.foreground else None
