@@ -1,4 +1,5 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +18,8 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.printing import Lines
+from demo_sdtps.config.common import is_out_of_memory
 from demo_sdtps.config.progress import progress
-from demo_sdtps.config.shortage import shortage
 
 Paths = tuple[str, ...]
 Images = tuple[torch.Tensor, ...]
@@ -114,8 +114,8 @@ def _read_every(read: Callable[[str], T], paths: Sequence[str], title: str, thre
     found = list(_attempts(read, paths, title, threads))
     errors = [error for _, error in found if error]
     if errors:
-        raise UserError(Lines(f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
-                              *(f"  {error}" for error in errors)))
+        raise UserError("\n  ".join([f"{len(errors)} of {len(paths)} images cannot be read; replace them or remove their "
+                                     "triplets:", *errors]))
     return [result for result, _ in found]  # type: ignore[misc]  # None comes with an error
 
 
@@ -170,7 +170,7 @@ def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
                 raise ValueError(f"its {image.width}×{image.height} pixels are too many")
             yield image
     except Exception as error:  # Pillow raises many types of errors for damaged files
-        if isinstance(error, MemoryError) or shortage(error):  # the image is not to blame
+        if is_out_of_memory(error) or getattr(error, "errno", None) == errno.EMFILE:  # the image is not to blame
             raise
         reason = getattr(error, "strerror", None) or (" ".join(str(error).split()) if os.path.getsize(path) else "it is empty")
         raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None

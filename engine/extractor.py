@@ -1,6 +1,6 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -21,9 +21,9 @@ from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets.images import as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import choose_device, compile_model, exchanging, memory_of_this_process
+from demo_sdtps.engine.runtime import choose_device, compile_model, memory_of_this_process
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 
@@ -48,11 +48,10 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     return make_extractor(load_cfg(config_file or stored_config(Path(weight)), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
 
 
-def make_extractor(cfg: CfgNode, several: bool = False) -> "Extractor":
-    """An `Extractor` with the weights of TEST.WEIGHT, in each of `several` processes together. Raises `UserError` where they
-    cannot be read or do not fit."""
-    checkpoint = (shared_checkpoint if several else read_checkpoint)(cfg.TEST.WEIGHT)
-    settings = with_values(exchanging(cfg), {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
+def make_extractor(cfg: CfgNode) -> "Extractor":
+    """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, extractor.model, checkpoint)
     return extractor
@@ -86,16 +85,14 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
 
     def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, pattern: int = 3,
-                 camera: int | Sequence[int] | None = None, normalise: bool = True,
-                 after_batch: Callable[[], None] = lambda: None) -> np.ndarray:
+                 camera: int | Sequence[int] | None = None, normalise: bool = True) -> np.ndarray:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
         modality or for an image of it, is a missing one. `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera`
         (one, or n) is counted from 0 as in training; None, for images of any other camera, takes the mean of the cameras'
-        embeddings. With the camera given, features are those of tools/export_features.py. `after_batch` is called after each
-        batch.
+        embeddings. With the camera given, features are those of tools/export_features.py.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
@@ -112,7 +109,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         with mean_camera(self.model.backbone):
             for missing, numbers in by_case.items():
                 loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
-                (patterns,) = extract_features(self.cfg, self.model, loader, [missing], after_batch=after_batch)
+                (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
                 found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
         return found
 

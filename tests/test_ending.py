@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT
+from demo_sdtps.config.ending import ending_in_order
 from launch import children_of, command_of
 from test_shards import write
 
-from demo_sdtps.config.ending import ending_in_order
 from demo_sdtps.config.files import atomic_write, check_output_file, temporaries
 
 WRITE = """

@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 from commands import QUERIES, scores_of
+from demo_sdtps.config.printing import printable
 from hostile import Case, run_case, table, weights_for
 from triplets import config
 
 from demo_sdtps import test_net
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.printing import printable
 from demo_sdtps.datasets import read_splits
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, cli_args_for
+from demo_sdtps.config.printing import LineFormatter, Lines, prepare_streams, print_lines, printable
 from hostile import weights_for
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run
-from demo_sdtps.config.printing import LineFormatter, Lines, prepare_streams, print_lines, printable
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import verify

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from commands import CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL, cli_args_for, contents
+from demo_sdtps.config.lock import LOCK, locked
+from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from interrupted import at
 from launch import torchrun
 from seps_tiny import cli_args_for as seps_cli_args_for
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.lock import LOCK, locked
-from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.tools import study_runs
 from demo_sdtps.tools.study_file import Variant

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import CONFIG, FEATURES, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
+from demo_sdtps.config.lock import BEGINNING
 from interrupted import call
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.lock import BEGINNING
 from demo_sdtps.engine.shards import LOCK, open_shards
 from demo_sdtps.tools import export_features
 

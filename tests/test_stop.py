@@ -16,10 +16,10 @@ import pytest
 import torch
 from commands import ONE_LINE, ROOT, SMALL
 from commands import cli_args_for as small_args_for
+from demo_sdtps.config.shortage import naming_shortages
 from tiny import CONFIG
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.shortage import naming_shortages
 from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, train_loader

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 from commands import CONFIG, ROOT, SMALL, contents, records_of
+from demo_sdtps.engine.run.recognised import check_replaceable
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, terminate
 from test_run_folder import refused
 from wandb_files import points, records
@@ -14,7 +15,6 @@ from wandb_files import points, records
 from demo_sdtps import train_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine.run.output import own_files
-from demo_sdtps.engine.run.recognised import check_replaceable
 from demo_sdtps.engine.run.tracking import run_ids, wandb_run
 from demo_sdtps.engine.trainer import Trainer
 

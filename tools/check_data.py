@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +15,9 @@ from typing import Any, TypeVar
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_output, config_parser, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
-from demo_sdtps.config.printing import Lines, print_lines
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import SPLITS, data_folders, read_splits, reader_of
@@ -74,7 +74,7 @@ def main() -> None:
 
 def _config_file() -> str | None:
     """The value of --config_file, by whose keys the parser is made."""
-    parser = Parser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config_file")
     return parser.parse_known_args()[0].config_file
 
@@ -127,8 +127,7 @@ def every_split(name: str, splits: Iterable[str], read: Callable[[str], Split]) 
     if len(problems) == 1:
         raise UserError(*problems.values())
     if problems:
-        raise UserError(Lines(f"{len(problems)} splits of {name} cannot be read:",
-                              *(f"  {problem}" for problem in problems.values())))
+        raise UserError("\n  ".join([f"{len(problems)} splits of {name} cannot be read:", *problems.values()]))
     return found
 
 

@@ -8,9 +8,8 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,16 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_apart, check_output_file
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, locked
 from demo_sdtps.config.load import with_values
-from demo_sdtps.config.lock import locked
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
-from demo_sdtps.datasets.loaders import stop_workers, test_loader
+from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine import distributed
-from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
-from demo_sdtps.engine.load import load_model_and_data, parse_in_all
-from demo_sdtps.engine.runtime import CPU_BATCH, exchanging
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.engine.search.gallery import origin_of
 from demo_sdtps.engine.shards import (
     LOCK,
@@ -47,7 +41,6 @@ from demo_sdtps.engine.shards import (
 from demo_sdtps.modeling import DeMo
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
-NFS_DELAY = 60  # seconds for which a machine may not see a new file of another one in a shared folder
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -71,10 +64,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the features in shards (default: float32)")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
-    with distributed.processes():
-        arguments, cfg = parse_in_all(parser)
-        with ending_together():
-            check_output(arguments, cfg)
+    with distributed.init_distributed():
+        arguments, own = parse(parser)
+        cfg = distributed.broadcast_from_main(lambda: own)
+        check_output(arguments, cfg)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
         export(cfg, arguments, model, splits[arguments.split])
@@ -95,8 +88,7 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    with ending_together():
-        loader = test_loader(exchanging(cfg), distributed.share(samples))
+    loader = test_loader(cfg, distributed.shard_for_rank(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
@@ -114,26 +106,15 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
     """Write the features in shards, those alone that are not complete."""
     folder, slices = arguments.output, parts(len(samples), arguments.shards)
     # Samples are seen once, so that caching their images is of no use.
-    values = {"DATASETS.CACHE": "no"}
-    if next(model.parameters()).device.type == "cpu":
-        values["TEST.IMS_PER_BATCH"] = min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)
-    settings = with_values(cfg, values)
+    settings = with_values(cfg, {"DATASETS.CACHE": "no"})
     with reserved(folder):
-        with ending_together():
-            found = find(cfg, arguments, samples) if distributed.is_main() else ({}, [])
-        origin, records = distributed.broadcast_from_main(lambda: found)
+        origin, records = distributed.broadcast_from_main(lambda: find(cfg, arguments, samples))
         missing = [number for number, record in enumerate(records) if record is None]
         own = {}
-
-        def export(step: Callable[[], None]) -> None:
-            for number in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
-                part = samples[slices[number]]
-                loader = test_loader(settings, part)
-                features = chosen(cfg, arguments, extract_features(settings, model, loader, after_batch=step))
-                stop_workers(loader)
-                own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
-
-        in_unequal_steps(export)
+        for number in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
+            part = samples[slices[number]]
+            features = chosen(cfg, arguments, extract_features(settings, model, test_loader(settings, part)))
+            own[number] = write_shard(folder, number, in_dtype(features, arguments.dtype).numpy(), part, origin)
         written = {number: record for part in distributed.all_gather_object(own) for number, record in part.items()}
         records = [record or written[number] for number, record in enumerate(records)]
         if distributed.is_main():
@@ -182,26 +163,12 @@ def about(cfg: CfgNode) -> dict[str, str]:
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Inside, no other export uses the folder; the main process alone holds its lock, which the others see. Raises
-    `UserError`."""
-    with ExitStack() as stack:
-        with ending_together():
-            if distributed.is_main():
-                stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
-        holder = distributed.broadcast_from_main((folder / LOCK).read_bytes)
-        with ending_together():
-            check_shared(folder, holder)
+    """Inside, no other export uses the folder; the main process alone holds its lock. Raises `UserError`."""
+    if distributed.is_main():
+        with locked(folder / LOCK, f"The output {folder}"):
+            yield
+    else:
         yield
-
-
-def check_shared(folder: Path, holder: bytes) -> None:
-    """Raise `UserError` where the lock of the folder is not that of the main process, with the content `holder`."""
-    until = time.monotonic() + NFS_DELAY
-    while not (folder / LOCK).exists() or (folder / LOCK).read_bytes() != holder:
-        if time.monotonic() > until:
-            raise UserError(f"The output {folder} ({folder.absolute()} in rank {distributed.rank()}) is another folder than "
-                            "that of rank 0; give the absolute path of one that all nodes share.")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 import copy
 import signal
 from collections.abc import Iterator, Mapping
@@ -19,9 +20,9 @@ from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.model import random_batch
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.cli import Parser, run
+from demo_sdtps.config.cli import run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.distributed import gathered, local_rank, processes, rank, share, world_size
+from demo_sdtps.engine.distributed import all_gather, init_distributed, local_rank, rank, shard_for_rank, world_size
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.collectives import synchronise
 from demo_sdtps.modeling.losses import total_loss
@@ -31,7 +32,8 @@ STILL = ("INPUT.SIZE_TRAIN", "[64,32]", "INPUT.SIZE_TEST", "[64,32]", "MODEL.DRO
 
 
 def main() -> None:
-    parser = Parser(description="The step of tools/gpu_check.py that torchrun starts. Unlike training, which leaves out the "
+    parser = argparse.ArgumentParser(
+        description="The step of tools/gpu_check.py that torchrun starts. Unlike training, which leaves out the "
                                 "exchange between processes where there is one, a single process too goes through NCCL.")
     parser.add_argument("json", type=Path, metavar="X.json", help="where rank 0 writes the largest differences")
     arguments = parser.parse_args()
@@ -45,7 +47,7 @@ def main() -> None:
 @contextmanager
 def connected() -> Iterator[None]:
     """As `processes`, which connects nothing where there is one: that one is connected with itself."""
-    with processes():
+    with init_distributed():
         if is_alone := not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         yield
@@ -62,9 +64,9 @@ def differences() -> dict[str, float]:
     alone = make_model(cfg, CLASSES, CAMERAS).to(device).train()
     shared = copy.deepcopy(alone)
     synchronise(shared)
-    network = DistributedDataParallel(shared, static_graph=True)  # as engine.distributed.replicated
+    network = DistributedDataParallel(shared, static_graph=True)  # as engine.distributed.wrap_ddp
     images, cameras, labels = random_batch(cfg, EACH * world_size(), device)
-    own = torch.tensor(share(range(len(labels))), device=device)
+    own = torch.tensor(shard_for_rank(range(len(labels))), device=device)
     expected = steps(cfg, alone, alone, images, cameras, labels)
     found = steps(cfg, shared, network, {name: image[own] for name, image in images.items()}, cameras[own], labels)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -81,7 +83,7 @@ def steps(cfg: CfgNode, model: DeMo, network: nn.Module, images: Mapping[str, to
     losses = []
     for _ in range(STEPS):
         outputs = network(images, cameras)
-        outputs = outputs if network is model else [gathered(part) for part in outputs]
+        outputs = outputs if network is model else [all_gather(part) for part in outputs]
         loss, _ = total_loss(cfg, outputs, labels, model.pair_weights)
         optimizer.zero_grad()
         loss.backward()

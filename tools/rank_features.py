@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 import logging
 from contextlib import ExitStack
 
@@ -13,10 +14,9 @@ import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
+    parser = argparse.ArgumentParser(
+        description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
                                 "Rank-k as test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or "
                                 "folders of shards. The queries are in memory, the gallery's shards are read one by one.")
     parser.add_argument("--query", type=Path, required=True, metavar="Q", help="features of the queries")

@@ -18,17 +18,14 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, check_outputs, config_parser, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import atomic_write, check_apart
-from demo_sdtps.config.lock import locked
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.files import atomic_write, check_apart, locked
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
-from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
-from demo_sdtps.engine.coordination import ending_together
-from demo_sdtps.engine.distributed import is_main, processes
+from demo_sdtps.engine.checkpoint import EXAMPLE
+from demo_sdtps.engine.distributed import broadcast_from_main, check_equal, init_distributed, is_main
 from demo_sdtps.engine.extractor import make_extractor
-from demo_sdtps.engine.load import check_same_files, parse_in_all, prepare_evaluation
+from demo_sdtps.engine.load import prepare_evaluation, weight_flag
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
 from demo_sdtps.engine.search.gallery import Changes, check_read, extraction, open_index, origin_of, update
 from demo_sdtps.engine.search.nearest import Hits, nearest, reranked
@@ -70,37 +67,33 @@ def main() -> None:
                         help="order the K nearest of each query by k-reciprocal re-ranking, and show the first of them")
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="features: 1 original, 2 enhanced, 3 both (default: 3)")
-    with processes():
-        arguments, cfg = parse_in_all(parser)
-        search(arguments, cfg)
+    with init_distributed():
+        arguments, own = parse(parser)
+        search(arguments, broadcast_from_main(lambda: own))
 
 
 def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches and writes."""
     places = [arguments.gallery, arguments.query]
-    with ending_together():
-        prepare_evaluation(cfg, EXAMPLE, several=True)
-        check_outputs(arguments, places)
-        check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-        gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
-        top, deepest = depths(arguments, len(gallery))
-        folder = arguments.index or default_index(arguments.gallery)
-        check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
+    prepare_evaluation(cfg, EXAMPLE, several=True)
+    check_outputs(arguments, places)
+    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
+    top, deepest = depths(arguments, len(gallery))
+    folder = arguments.index or default_index(arguments.gallery)
+    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     for warning in unread_files(arguments.gallery):
         logger.warning("%s", warning)
-    check_same_files({"the gallery": gallery, "the query": queries})
+    check_equal((gallery, queries), "images")
     with ExitStack() as stack:
         index = None
-        with ending_together():
-            if is_main():
-                stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
-                origin = origin_of(cfg, arguments.return_pattern)
-                index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
-        with ending_together():
-            extract = extraction(make_extractor(cfg, several=True), arguments.return_pattern)
+        if is_main():
+            stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
+            origin = origin_of(cfg, arguments.return_pattern)
+            index = open_index(folder, arguments.gallery, origin, arguments.index_type, arguments.rebuild)
+        extract = extraction(make_extractor(cfg), arguments.return_pattern)
         features, unread = extract(queries)  # before the gallery, which may take hours
-        with ending_together():
-            check_read(unread, "replace or remove them.")
+        check_read(unread, "replace or remove them.")
         changes = update(index, gallery, extract)
         if index is None:
             return

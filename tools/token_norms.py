@@ -11,15 +11,13 @@ from collections import defaultdict
 import torch
 from torch.utils.data import DataLoader
 
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.datasets.loaders import batches, test_loader
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.selection import average_precision
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.engine.runtime import check_features, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Tokens

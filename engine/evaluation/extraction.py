@@ -1,5 +1,5 @@
 """Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import DataLoader
@@ -8,7 +8,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MISSING_CASES
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.coordination import in_step
 from demo_sdtps.engine.distributed import all_gather_rows
 from demo_sdtps.engine.run.state import dataset_of
 from demo_sdtps.engine.runtime import check_features, choose_precision, inference
@@ -21,15 +20,13 @@ CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 
 
 def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]] | None = None,
-                     total: int | None = None,
-                     after_batch: Callable[[], None] = lambda: None) -> list[dict[int, torch.Tensor]]:
+                     total: int | None = None) -> list[dict[int, torch.Tensor]]:
     """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.
 
     `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
     number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
-    process's share of so many samples, and the features are those of all of them. `after_batch` is called after each batch.
-    Raises `UserError` for features that are not finite or too large, an image that cannot be read, and TEST.MISS all without
-    `cases`.
+    process's part of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
+    finite or too large, an image that cannot be read, and TEST.MISS all without `cases`.
     """
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
@@ -38,8 +35,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:
-        loaded = batches(loader) if total is None else in_step(batches(loader))
-        for images, _, cameras in progress(loaded, "extracting features", len(loader), unit="batch"):
+        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
             images = {modality: to_device(image, device) for modality, image in images.items()}
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
             yield [patterns[3] for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)]
@@ -50,7 +46,6 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
             for whole, part in zip(features, parts, strict=True):
                 whole[start:stop] = part
             start = stop
-            after_batch()
     if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)

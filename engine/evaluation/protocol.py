@@ -12,11 +12,11 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.distributed import broadcast_from_main, share
+from demo_sdtps.engine.distributed import broadcast_from_main, shard_for_rank
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.metrics import Ranking, Rows, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
-from demo_sdtps.engine.runtime import exchanging, memory_of_this_process
+from demo_sdtps.engine.runtime import memory_of_this_process
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 
@@ -50,7 +50,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(exchanging(cfg), share(samples)), matched)
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, shard_for_rank(samples)), matched)
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
@@ -96,11 +96,11 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = next(model.parameters()).device
     return broadcast_from_main(lambda: {
-        case: {pattern: rank_features(cfg, _where_they_fit(feature, device), data) for pattern, feature in patterns.items()}
+        case: {pattern: rank_features(cfg, to_device_if_fits(feature, device), data) for pattern, feature in patterns.items()}
         for case, patterns in zip(cases, features, strict=True)})
 
 
-def _where_they_fit(features: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device_if_fits(features: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
     if device.type == "cuda" and memory_of_this_process(device) < 3 * features.nbytes + RANKING_BYTES:
         return features

@@ -15,8 +15,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.engine.coordination import ending_together, in_unequal_steps
-from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, share
+from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 from demo_sdtps.engine.search.store import MANIFEST, PART_ROWS, REBUILD, Index, Part, check_files, read_index
@@ -42,27 +41,24 @@ class Changes(NamedTuple):
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them."""
-    def features(triplets: Sequence[Triplet], step: Callable[[], None]) -> np.ndarray:
+    def features(triplets: Sequence[Triplet]) -> np.ndarray:
         paths = zip(*(triplet.paths for triplet in triplets), strict=True)
-        return reid.features(*paths, pattern=pattern, after_batch=step)
+        return reid.features(*paths, pattern=pattern)
 
     def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, Unread]:
-        own = share(triplets)
+        own = shard_for_rank(triplets)
         rows = np.zeros((len(own), reid.widths[pattern]), np.float32)
         unread: Unread = {}
 
-        def work(step: Callable[[], None]) -> None:
-            try:
-                rows[:] = features(own, step)
-            except UserError:
-                unread.update(unreadable(sorted({path for triplet in own for path in triplet.paths if path})))
-                if not unread:
-                    raise
-                whole = are_whole(own, unread)
-                if whole.any():
-                    rows[whole] = features(list(compress(own, whole)), step)
-
-        in_unequal_steps(work)
+        try:
+            rows[:] = features(own)
+        except UserError:
+            unread = unreadable(sorted({path for triplet in own for path in triplet.paths if path}))
+            if not unread:
+                raise
+            whole = are_whole(own, unread)
+            if whole.any():
+                rows[whole] = features(list(compress(own, whole)))
         found = all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
         unread_by_all = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
         return found[are_whole(triplets, unread_by_all)], unread_by_all
@@ -131,8 +127,7 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -
                 whole = are_whole(chunk, missing)
                 _append(index, [triplet.name for triplet in compress(chunk, whole)], list(compress(stamps, whole)), features)
             bar.update(len(chunk))
-    with ending_together():
-        check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
+    check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
     return changes
 
 
