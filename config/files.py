@@ -14,7 +14,6 @@ from demo_sdtps.config.common import UserError
 
 LOCK = ".demo_sdtps.lock"
 """Name of a folder's lock file."""
-SETTLED = 2_000_000_000  # nanoseconds: the next change of a younger file might not show in its times
 
 logger = logging.getLogger(__name__)
 
@@ -93,18 +92,6 @@ def locked(file: Path, what: str, wait: bool = False) -> Iterator[None]:
         for folder in made:
             with suppress(OSError):  # not empty
                 folder.rmdir()
-
-
-def file_stamp(path: str | Path) -> str:
-    """What changes when a file does: its inode, size in bytes, and times of modification and of status change in nanoseconds;
-    of the target where it is a link."""
-    found = os.stat(path)
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
-
-
-def is_settled(stamp: str, now: int) -> bool:
-    """Whether a `file_stamp` is old enough at `now`, in nanoseconds, that a later change of the file alters it."""
-    return max(map(int, stamp.split()[2:])) < now - SETTLED
 
 
 def sha256(path: str | Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import cli_args_for
-from hostile import Case, run_case, table, tree, weights_for
+from hostile import Case, run_case, tree, weights_for
 from PIL import Image
 from triplets import message_of
 
@@ -88,23 +88,6 @@ EXACT = {
     "4000 wide": (saved(np.tile(COLOURS[:1], (1, 4000, 1))), np.tile(COLOURS[:1], (1, 4000, 1))),
 }
 """How a file is written, and its pixels."""
-SMOOTH = np.asarray(Image.fromarray(COLOURS).resize((48, 32), Image.Resampling.BICUBIC))
-LOSSY = {
-    "JPEG": {}, "JPEG, turned by its header": {"exif": TURNED}, "JPEG, progressive": {"progressive": True},
-    "JPEG, CMYK": {"mode": "CMYK"}, "JPEG, grey": {"mode": "L"}, "JPEG 2000": {"format": "JPEG2000"},
-}
-
-
-def lossy(path, format="JPEG", mode="RGB", **options):
-    quality = {"quality": 95, "subsampling": 0} if format == "JPEG" else {}
-    Image.fromarray(SMOOTH).convert(mode).save(path, format, **quality, **options)
-    return np.asarray(Image.fromarray(SMOOTH).convert(mode).convert("RGB"))
-
-
-KINDS = {name: write for name, (write, _) in EXACT.items()} | {
-    name: (lambda path, options=options: lossy(path, **options)) for name, options in LOSSY.items()}
-
-
 def pixels_of(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as Pillow's of transparency, which would be one per image
@@ -117,13 +100,6 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     write(tmp_path / "image.jpg")
     found = pixels_of(tmp_path / "image.jpg")
     assert found.dtype == np.uint8 and np.array_equal(found, expected)
-
-
-@pytest.mark.parametrize("name", LOSSY)
-def test_pixels_are_nearly_those_of_the_image(name, tmp_path):
-    expected = lossy(tmp_path / "image.jpg", **LOSSY[name])
-    difference = np.abs(pixels_of(tmp_path / "image.jpg").astype(int) - expected)
-    assert difference.mean() < 4
 
 
 def in_place(write):
@@ -139,10 +115,10 @@ def in_place(write):
 def test_all_kinds_together_are_evaluated(modes, place, command):
     """A test split of which every image of NI is of another kind."""
     images = sorted((place.test / "NI").iterdir())
-    for path, write in zip(images, KINDS.values(), strict=False):
+    for path, (write, _) in zip(images, EXACT.values(), strict=False):
         path.unlink()
         write(path)
-    assert len(KINDS) <= len(images)
+    assert len(EXACT) <= len(images)
     weights = weights_for(place.root, place.folder / "w.pth")
     words = ("--weight", str(weights), "DATALOADER.NUM_WORKERS", modes, "DATASETS.CACHE", "no")
     stdout, stderr = run_case(Case("", "test", lambda place: None, words, ()), place, command)
@@ -158,34 +134,15 @@ def cut(part):
     return change
 
 
-def bomb(width, height):
-    """A few kilobytes of PNG that unfold to so many pixels of black."""
-    return png(0, 1, [b""] * height, width)
-
-
 def postscript(path):
     path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n")
 
 
 BROKEN = [
     ("an image cut short", cut(0.7), ["cannot be read"]),
-    ("an image's header alone", cut(0.1), ["cannot be read"]),
     ("a text", in_place(lambda path: path.write_text("this is a text")), ["cannot identify"]),
-    ("a page of HTML", in_place(lambda path: path.write_text("<html>404 Not Found</html>")), ["cannot identify"]),
     ("an empty file", in_place(Path.touch), ["it is empty"]),
-    ("zeros", in_place(lambda path: path.write_bytes(bytes(5000))), ["cannot identify"]),
-    ("a checkpoint", in_place(lambda path: path.write_bytes(b"PK\x03\x04" + bytes(500))), ["cannot identify"]),
-    ("a JPEG's head before zeros", lambda place: place.image().write_bytes(
-        place.image().read_bytes()[:4] + bytes(3000)), ["cannot be read"]),
     ("a PNG that is cut short", in_place(lambda path: (saved(COLOURS)(path), os.truncate(path, 150))), ["cannot be read"]),
-    ("a PNG with a wrong sum", in_place(lambda path: (saved(COLOURS)(path), path.write_bytes(
-        path.read_bytes().replace(b"IDAT", b"IDAX")))), ["cannot be read"]),
-    ("two hundred million pixels", in_place(bomb(20_000, 10_000)), ["cannot be read", "200000000 pixels"]),
-    ("a hundred million pixels", in_place(bomb(10_000, 10_000)), ["cannot be read", "10000×10000 pixels are too many"]),
-    ("four thousand million pixels in 60 bytes", in_place(png(2, 8, [b""], 2**31 - 1)), ["cannot be read", "pixels"]),
-    ("a comment that unfolds to a gigabyte", in_place(png(0, 8, [bytes(WIDTH)] * HEIGHT, WIDTH, *[
-        struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
-        for text in [b"k\0\0" + zlib.compress(bytes(10_000_000))] * 10])), ["cannot be read", "too large"]),
     ("32 bits of grey", in_place(saved(GREY_16.astype(np.int32), "TIFF")), ["32 bits", "save it with 8 or 16 bits"]),
     ("grey of floats", in_place(saved(GREY_16.astype(np.float32), "TIFF")), ["32 bits"]),
     ("PostScript", in_place(postscript), ["cannot identify"]),
@@ -200,13 +157,10 @@ def test_verifying_finds_them_all_before_anything_is_written(place, command):
     words = cli_args_for(place.root, "OUTPUT_DIR", place.folder / "output", "DATASETS.VERIFY", "True")
     code, _, stderr = command(train_net.main, *words)
     assert code == 2 and f"error: {len(BROKEN)} of {(48 + 32) * 3} images cannot be read; replace them" in stderr
-    assert all(str(path) in stderr for path in images) and tree(place.folder.parent) == before
-
-
-@table([Case(name, "test", make, ("--weight", "{folder}/w.pth"), (".jpg", *says)) for name, make, says in BROKEN])
-def test_it_is_reported_in_one_sentence(case, place, command):
-    weights_for(place.root, place.folder / "w.pth")
-    run_case(case, place, command)
+    for (_, _, says), path in zip(BROKEN, images, strict=True):
+        (line,) = (line for line in stderr.splitlines() if str(path) in line)
+        assert all(part in line for part in ("cannot be read", *says))
+    assert tree(place.folder.parent) == before
 
 
 def test_postscript_runs_no_ghostscript(tmp_path, monkeypatch):

@@ -26,14 +26,14 @@ BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 
 def main() -> None:
     output, config_files, *opts = sys.argv[1:]
-    with distributed.processes():
+    with distributed.init_distributed():
         for config_file in map(Path, config_files.split(",")):
             torch.save(steps(load_cfg(config_file, opts)), Path(output) / f"{config_file.stem}_{distributed.rank()}.pth")
 
 
 def own(rows: torch.Tensor) -> torch.Tensor:
-    """This process's share of the rows."""
-    return torch.stack(distributed.share(rows))
+    """This process's part of the rows."""
+    return torch.stack(distributed.shard_for_rank(rows))
 
 
 def steps(cfg) -> dict:
@@ -43,7 +43,7 @@ def steps(cfg) -> dict:
     for module in model.modules():
         if hasattr(module, "dropout"):
             module.dropout = 0.0  # processes draw for themselves
-    network = distributed.replicated(model.train())
+    network = distributed.wrap_ddp(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
     if reads_masks(cfg, training=True):
@@ -52,15 +52,15 @@ def steps(cfg) -> dict:
     losses = []
     for _ in range(STEPS):
         outputs = network({modality: own(image) for modality, image in images.items()}, own(cameras))
-        outputs = [distributed.gathered(output) if isinstance(output, torch.Tensor) else output for output in outputs]
-        loss, _ = total_loss(cfg, outputs, distributed.gathered(own(labels)), model.pair_weights)
+        outputs = [distributed.all_gather(output) if isinstance(output, torch.Tensor) else output for output in outputs]
+        loss, _ = total_loss(cfg, outputs, distributed.all_gather(own(labels)), model.pair_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
-    return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
-            "of batch": distributed.share(range(8)),
+    return {"losses": losses, "state": model.state_dict(), "shared": distributed.shard_for_rank(range(5)),
+            "of batch": distributed.shard_for_rank(range(8)),
             "rows": distributed.all_gather_rows(own(rows), len(rows)),
             "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
             "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),

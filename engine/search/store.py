@@ -5,6 +5,7 @@ atomically after they are written; what it does not name is left over from an in
 """
 import hashlib
 import json
+import os
 import re
 import secrets
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import atomic_write, file_stamp, is_settled, read_json, sha256, write_json
+from demo_sdtps.config.files import atomic_write, read_json, sha256, write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.search.stack import Stack
 
@@ -181,3 +182,15 @@ def _or_none(read: Callable[[Path], str], path: Path) -> str | None:
 def _damaged(path: Path) -> UserError:
     what = "is damaged: it is not as it was written" if path.exists() else "is missing"
     return UserError(f"The file {path} of the index {what}; {REBUILD}.")
+
+
+def file_stamp(path: str | Path) -> str:
+    """What changes when a file does: its inode, size in bytes, and times of modification and of status change in nanoseconds;
+    of the target where it is a link."""
+    found = os.stat(path)
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def is_settled(stamp: str, now: int) -> bool:
+    """Whether a `file_stamp` is old enough at `now`, in nanoseconds, that a later change of the file alters it."""
+    return max(map(int, stamp.split()[2:])) < now - 2_000_000_000
