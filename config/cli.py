@@ -129,30 +129,30 @@ def run(main: Callable[[], None]) -> None:
     Errors of the system that name a file, a full disk and a lack of memory are reported like a `UserError`. Ctrl-C is exit code
     130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
     """
+    code, sentence = 2, ""
     try:
         main()
         sys.stdout.flush()
+        code = 0
     except UserError as error:
-        _fail(error.args[0])
+        sentence = error.args[0]
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        code, sentence = 130, "interrupted"
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write the rest at its end
-        sys.exit(141)  # 128 + SIGPIPE, as the shell reports it
+        code = 141  # 128 + SIGPIPE, as the shell reports it
     except OSError as error:
         if error.filename is None and error.errno not in DISK_ERRORS:
             raise
-        _fail(f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or the "
-              "disk.")
+        sentence = (f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
+                    "the disk.")
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _fail(NO_MEMORY)
-
-
-def _fail(sentence: str) -> None:
-    """End with a sentence, which names the rank of one of several processes, and exit code 2."""
-    rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
-    sys.stderr.write(f"error: {rank}{sentence}\n")
-    sys.exit(2)
+        sentence = NO_MEMORY
+    # After the error is freed, whose traceback keeps the loading processes alive.
+    if sentence:
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+        sys.stderr.write(f"error: {rank}{sentence}\n" if code == 2 else f"{sentence}\n")
+    if code:
+        sys.exit(code)

@@ -226,5 +226,5 @@ def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
 def test_a_mistake_ends_all_processes(weights, tmp_path, mistake):
     words, said = mistake
     done = torchrun("test_net.py", "--weight", weights, "--json", tmp_path / "x.json", *words)
-    assert done.returncode == 1 and said in done.stderr and "Traceback (most recent" not in done.stderr, done.stderr
+    assert done.returncode == 1 and said in done.stderr and "test_net.py\", line" not in done.stderr
     assert not (tmp_path / "x.json").exists() and not done.stdout

@@ -1,17 +1,32 @@
 """Outputs: checked before the work, written as a whole; and folders that one process uses at a time (config/files.py)."""
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from commands import CONFIG, ONE_LINE, ROOT, SMALL, contents
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
+from demo_sdtps.engine.checkpoint import save_whole
+
+
+@contextmanager
+def full_disk(limit=1000):
+    """Inside, no file may become larger than `limit` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
@@ -31,9 +46,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(ZeroDivisionError), atomic_write(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
-    with pytest.raises(UserError, match=r"x.json cannot be written \(No space left on device\); free some space"), \
-            atomic_write(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(UserError, match=r"x.json cannot be written \(File too large\); free some space"), full_disk():
+        save_whole({"a": torch.zeros(100_000)}, path)
     assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
 
 

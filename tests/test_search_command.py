@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import pytest
 from browser import headless
 from commands import CONFIG, ONE_LINE, assert_same_hits, checkpoint_file, cli_args_for, contents
-from demo_sdtps.config.lock import locked
 from PIL import Image
 from reference import search as reference
 from test_files import full_disk
 
 import demo_sdtps
 from demo_sdtps.config import load_cfg
+from demo_sdtps.config.files import locked
 from demo_sdtps.engine.search.store import LOCK
 from demo_sdtps.tools import search, search_page
 

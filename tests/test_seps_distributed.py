@@ -1,20 +1,13 @@
 """SEPS by two processes, on one machine or on two: the same as by one."""
 import json
-import os
-import signal
-import subprocess
-import time
 
 import pytest
 import torch
 import two_seps_processes
-from commands import contents, records_of
-from launch import children_of, command_of, on_two_machines, start_on_two_machines, torchrun, wait_for
-from seps_tiny import cli_args_for, test_seps, train
+from commands import records_of
+from launch import torchrun
+from seps_tiny import cli_args_for, train
 from test_seps_training import near
-
-from demo_sdtps.config.files import temporaries
-from demo_sdtps.engine.run.output import OWN
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +18,8 @@ pytestmark = pytest.mark.slow
 def two_stepped(shapes_root, tmp_path_factory):
     """The folder of what each of two processes has after a few steps."""
     folder = tmp_path_factory.mktemp("stepped")
-    for done in on_two_machines("tests/two_seps_processes.py", folder, shapes_root):
-        assert done.returncode == 0, done.stderr
+    done = torchrun("tests/two_seps_processes.py", folder, shapes_root)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -69,19 +62,12 @@ def test_two_processes_evaluate_like_one(stepped):
 RUN = ("SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "2", "SOLVER.CHECKPOINT_MINUTES", "1e-6")
 
 
-@pytest.fixture(scope="module")
-def trained(shapes_root, tmp_path_factory):
-    """The folders of a run by one process and of the same by two."""
-    folder = tmp_path_factory.mktemp("trained")
-    train(shapes_root, folder / "1", *RUN)
-    done = torchrun("train_seps.py", *cli_args_for(shapes_root, "OUTPUT_DIR", folder / "2", *RUN))
-    assert done.returncode == 0, done.stderr
-    return folder / "1", folder / "2"
-
-
 @pytest.mark.soak
-def test_two_processes_train_like_one(trained):
-    alone, shared = map(records_of, trained)
+def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
+    train(shapes_root, tmp_path / "1", *RUN)
+    done = torchrun("train_seps.py", *cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN))
+    assert done.returncode == 0, done.stderr
+    alone, shared = (records_of(tmp_path / name) for name in "12")
     assert [record["epoch"] for record in shared] == [1, 2, 3, 4]
     for one, two in zip(alone, shared, strict=True):
         assert one.keys() == two.keys()
@@ -89,71 +75,6 @@ def test_two_processes_train_like_one(trained):
             [one[name] for name in ("loss", "align", "ratio", "lr")], rel=1e-4)
         for split in {"dev", "test"} & one.keys():
             assert two[split] == near(one[split], split)
-
-
-@pytest.mark.soak
-def test_one_process_writes(trained):
-    alone, shared = trained
-    assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
-    assert len(list(shared.glob("events.*"))) == 1
-    log = (shared / "log.txt").read_text()
-    assert log.count("epoch 4: loss") == 1 and log.count("the run is in") == 1
-
-
-@pytest.mark.soak
-def test_a_run_of_two_processes_goes_on(trained, shapes_root, tmp_path):
-    """The process of one machine is killed, and that of the other ends too; SIGTERM comes to torchrun, as a cluster sends it;
-    the rest of the run is as if nothing had happened."""
-    output = tmp_path / "run"
-    words = cli_args_for(shapes_root, "OUTPUT_DIR", output, *RUN, "RESUME", "auto")
-    starters = start_on_two_machines("train_seps.py", *words)
-    interrupt(starters, output, 1, lambda: os.kill(children_of(starters[1].pid)[0], signal.SIGKILL))
-    starters = [subprocess.Popen(command_of("train_seps.py", *words), stderr=subprocess.PIPE, text=True)]
-    interrupt(starters, output, 2, starters[0].terminate)
-    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
-    done = torchrun("train_seps.py", *words)
-    assert done.returncode == 0, done.stderr
-    assert records_of(output) == records_of(trained[1]) and not list(temporaries(output, OWN))
-    one, other = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (output, trained[1]))
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def interrupt(starters, output, epochs, act):
-    """After so many epochs `act`, which ends all processes within a minute; what they leave is whole."""
-    try:
-        wait_for(starters[0], output / "metrics.json")
-        while len(records_of(output)) < epochs:
-            time.sleep(0.05)
-        workers = [child for starter in starters for child in children_of(starter.pid)]
-        assert len(workers) == 2
-        act()
-        began = time.monotonic()
-        assert all(starter.wait(180) != 0 for starter in starters) and time.monotonic() - began < 60
-        assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
-    finally:
-        for starter in starters:
-            starter.kill()
-            starter.communicate()
-    assert len(records_of(output)) < 4 and torch.load(output / "last.pth", weights_only=True)["model"]
-
-
-@pytest.mark.soak
-def test_two_machines_test_like_one_process(trained, command, tmp_path):
-    words = ["--weight", trained[0] / "last.pth", "TEST.FOLDS", "2", "--json"]
-    code, printed, stderr = command(test_seps.main, *words, tmp_path / "1.json")
-    assert code == 0, stderr
-    done = on_two_machines("test_seps.py", *words, tmp_path / "2.json")
-    assert [process.returncode for process in done] == [0, 0], done
-    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
-    assert "".join(process.stdout for process in done) == printed
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("of_second", "expected"), [
-    (("SOLVER.MARGIN", "0.3"), "error: The processes of this run do not agree: SOLVER.MARGIN is 0.2 in rank "),
-    (("SOLVER.MARGINS", "0.3"), "error: Unknown key 'SOLVER.MARGINS'")])
-def test_machines_that_differ_end_with_one_sentence(shapes_root, tmp_path, of_second, expected):
-    words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "run")
-    said = "".join(done.stderr for done in on_two_machines("train_seps.py", *words, of_second=of_second))
-    assert said.count("error: ") == said.count(expected) == 1, said
-    assert "train_seps.py\", line" not in said and contents(tmp_path) == {}
+    done = torchrun("test_seps.py", "--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json")
+    assert done.returncode == 0 and done.stdout.count("rSum") == 1, done.stderr
+    assert json.loads((tmp_path / "x.json").read_text())["test"] == near(shared[-1]["test"], "test")

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import CONFIG, FEATURES, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for, contents
-from demo_sdtps.config.lock import BEGINNING
 from interrupted import call
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.shards import LOCK, open_shards
+from demo_sdtps.engine.shards import open_shards
 from demo_sdtps.tools import export_features
 
 pytestmark = pytest.mark.slow
@@ -129,18 +128,3 @@ def test_a_refused_output_is_reported_once(started, words, alone, tmp_path):
     _, stderr = starter.communicate(timeout=120)
     assert starter.returncode == 1 and stderr.count(ONE_LINE) == stderr.count("has shards of another return pattern") == 1
     assert contents(tmp_path / "x") == contents(alone / "x")
-
-
-@pytest.mark.soak
-def test_nodes_without_a_shared_output_are_refused(started, words, tmp_path):
-    """In the folder of the second there is the lock of an export that was killed."""
-    folders = [tmp_path / "1", tmp_path / "2"]
-    for folder in folders:
-        folder.mkdir()
-    (folders[1] / "x").mkdir()
-    (folders[1] / "x" / LOCK).write_bytes(BEGINNING)
-    starters = started(two_nodes(), [*words, "--output", "x", "--shards", "5"], folders)
-    said = [starter.communicate(timeout=180)[1] for starter in starters]
-    assert all(starter.returncode == 1 for starter in starters), said
-    assert "".join(said).count(ONE_LINE) == "".join(said).count("is another folder than that of rank 0") == 1, said
-    assert str(folders[1] / "x") in said[0] and [*contents(tmp_path)] == [f"2/x/{LOCK}"]
