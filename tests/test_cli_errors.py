@@ -126,7 +126,6 @@ RECORD = {"epoch": 1, "loss": 2.0, "accuracy": 0.1, "patterns": dict.fromkeys("1
 DAMAGES = {
     "nothing": "[]", "an object": "{}", "an epoch that is not evaluated": [{"epoch": 1}], "half of it": "[1", "a number": "3",
     "a row without columns": [RECORD | {"patterns": {"1": {"mAP": 0.5}}}], "null": "null", "records of null": [None],
-    "deep nesting": "[" * 100_000 + "]" * 100_000, "bytes": b"\xff\xfe",
     **{f"no {name}": [RECORD, {key: value for key, value in RECORD.items() if key != name}] for name in ("epoch", "accuracy")},
     **{f"no {name}": [RECORD | {"patterns": RECORD["patterns"] | {"2": {key: ROW[key] for key in ROW if key != name}}}]
        for name in COLUMNS},
