@@ -33,6 +33,7 @@ setup(
         "timm>=1.0.20",
         "yacs>=0.1.8",
         "pyyaml>=6",
+        "filelock>=4.2",
         "fvcore>=0.1.5.post20221221",
         "numpy>=1.26",
         "scipy>=1.15",

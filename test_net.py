@@ -10,15 +10,12 @@ from collections.abc import Mapping
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import add_output, config_parser, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.coordination import ending_together
-from demo_sdtps.engine.distributed import is_main, processes
+from demo_sdtps.engine.distributed import broadcast_from_main, init_distributed, is_main
 from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.engine.evaluation.reports import Record, missing_table, reid_caption, reid_record, reid_table
-from demo_sdtps.engine.load import load_model_and_data, parse_in_all
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 
 
 def main() -> None:
@@ -27,11 +24,11 @@ def main() -> None:
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
                            checkpoint=weight_flag())
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    with processes():
-        arguments, cfg = parse_in_all(parser)
+    with init_distributed():
+        arguments, own = parse(parser)
+        cfg = broadcast_from_main(lambda: own)
         model, splits = load_model_and_data(cfg, several=True)
-        with ending_together():
-            data = make_test_data(cfg, splits["query"], splits["gallery"])
+        data = make_test_data(cfg, splits["query"], splits["gallery"])
         cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
         if is_main():
             report(cfg, cases, reid_caption(cfg, data), arguments.json)

@@ -7,13 +7,11 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 
-from demo_sdtps.config.cli import add_output, config_parser, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.checkpoint import weight_flag
-from demo_sdtps.engine.distributed import is_main, processes
+from demo_sdtps.engine.distributed import broadcast_from_main, init_distributed, is_main
 from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.engine.load import parse_in_all
+from demo_sdtps.engine.load import weight_flag
 from demo_sdtps.seps.evaluation import EXAMPLE, data_folders, evaluate_retrieval, load_seps_and_data, retrieval_caption
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
@@ -24,8 +22,9 @@ def main() -> None:
                            "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
                            SEPS_SCHEMA, weight_flag(EXAMPLE, data_folders))
     add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
-    with processes():
-        arguments, cfg = parse_in_all(parser)
+    with init_distributed():
+        arguments, own = parse(parser)
+        cfg = broadcast_from_main(lambda: own)
         model, data = load_seps_and_data(cfg, several=True)
         found, caption = {cfg.TEST.SPLIT: evaluate_retrieval(model, data)}, retrieval_caption(cfg, data)
         if not is_main():

@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,9 +18,8 @@ from yacs.config import CfgNode
 from demo_sdtps.benchmarks.model import CAMERAS, CLASSES, random_batch, training_step
 from demo_sdtps.benchmarks.rows import in_turns
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
 from demo_sdtps.config.files import read_json, write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.run.record import machine
@@ -32,7 +32,8 @@ FLAG = "--config_file"
 
 
 def main() -> None:
-    parser = Parser(description="Time inference (float32) and a training step (in the precision of SOLVER.AMP) of every "
+    parser = argparse.ArgumentParser(
+        description="Time inference (float32) and a training step (in the precision of SOLVER.AMP) of every "
                                 "variant of a study in turns, in one process, with random weights and images, and draw the "
                                 "study's mAP against the time of inference over that of the first variant.")
     parser.add_argument("study", type=Path, metavar="STUDY.json", help="a study.json of tools/study.py, such as "

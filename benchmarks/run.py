@@ -24,7 +24,7 @@ from demo_sdtps.benchmarks.search import search_rows
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
+from demo_sdtps.config.cli import add_output, check_outputs, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.runtime import choose_device
@@ -48,7 +48,7 @@ PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description
 
 
 def main() -> None:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
                     "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
                     "take about half an hour on two cores.",

@@ -4,45 +4,21 @@ import errno
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import PATIENCE, UserError
-from demo_sdtps.config.ending import ending_in_order
+from demo_sdtps.config.common import UserError, is_out_of_memory
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
-from demo_sdtps.config.printing import prepare_streams, print_error, print_to_stderr, printable
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.config.shortage import NO_MEMORY, naming_shortages
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse's, with control characters of the arguments escaped in its errors. Of the processes that torchrun starts, which
-    have the same arguments, one of each machine prints."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if status and not self._prints:
-            time.sleep(PATIENCE)  # not before the one that prints: torchrun ends all with the first
-        super().exit(status, message)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if self._prints:
-            super()._print_message(message, file)
-
-    @property
-    def _prints(self) -> bool:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
+NO_MEMORY = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
 
 
 class _PrintKeys(argparse.Action):
@@ -106,7 +82,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
                   checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest."""
-    parser = Parser(description=description, epilog=epilog)
+    parser = argparse.ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint, inputs=checkpoint.inputs if checkpoint else lambda cfg: [])
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
@@ -142,49 +118,41 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
     return arguments, cfg
 
 
+def print_lines(*lines: object) -> None:
+    """Print each on a line of stdout, at once."""
+    print(*lines, sep="\n", flush=True)
+
+
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system (name too long, folder not readable, a resource that runs out) are reported like a `UserError`. Where
-    the reader of the output (head, less) has ended, the exit code is 141, that of other programs then, without a sentence;
-    after SIGTERM and SIGHUP it is 143 and 129 (`ending_in_order`).
+    Errors of the system that name a file, a full disk and a lack of memory are reported like a `UserError`. Ctrl-C is exit code
+    130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
     """
-    prepare_streams()
+    code, sentence = 2, ""
     try:
-        try:
-            with ending_in_order(), naming_shortages():
-                main()
-        finally:
-            _flush()
-    except UserError as error:
-        _fail(error.args[0])
-    except KeyboardInterrupt:
-        print_to_stderr("interrupted")
-        sys.exit(130)
-    except BrokenPipeError:
-        _stop_printing()
-        sys.exit(141)  # 128 + SIGPIPE, as the shell reports it
-    except OSError as error:
-        if error.filename is None and error.errno in DISK_ERRORS:  # files that are written report theirs themselves
-            _stop_printing()
-            _fail(f"The standard output cannot be written ({error.strerror}); free some space or send it elsewhere.")
-        if error.filename is None:
-            raise
-        _fail(f"{error.filename}: the system says {error.strerror!r}; correct the path, its rights or the disk.")
-    except MemoryError:
-        _fail(NO_MEMORY)
-
-
-def _flush() -> None:
-    if sys.stdout:
+        main()
         sys.stdout.flush()
-
-
-def _stop_printing() -> None:
-    """Drop what the standard output still holds, which Python would otherwise try to write at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail(sentence: str) -> None:
-    print_error(sentence)
-    sys.exit(2)
+        code = 0
+    except UserError as error:
+        sentence = error.args[0]
+    except KeyboardInterrupt:
+        code, sentence = 130, "interrupted"
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write the rest at its end
+        code = 141  # 128 + SIGPIPE, as the shell reports it
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_ERRORS:
+            raise
+        sentence = (f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
+                    "the disk.")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sentence = NO_MEMORY
+    # After the error is freed, whose traceback keeps the loading processes alive.
+    if sentence:
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+        sys.stderr.write(f"error: {rank}{sentence}\n" if code == 2 else f"{sentence}\n")
+    if code:
+        sys.exit(code)

@@ -16,7 +16,6 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
 
 Paths = tuple[str, ...]
@@ -91,8 +90,8 @@ def verify(samples: Iterable[HasPaths]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     paths = sorted({path for sample in samples for path in sample.paths})
     if found := unreadable(paths):
-        raise UserError(Lines(f"{len(found)} of {len(paths)} images cannot be read; replace them or remove their triplets:",
-                              *(f"  {path} cannot be read {reason}" for path, reason in found.items())))
+        raise UserError("\n  ".join([f"{len(found)} of {len(paths)} images cannot be read; replace them or remove their "
+                                      "triplets:", *(f"{path} cannot be read {reason}" for path, reason in found.items())]))
 
 
 def unreadable(paths: Sequence[str]) -> dict[str, str]:

@@ -1,25 +1,16 @@
 """Data loaders of triplets: (images by modality, labels, cameras)."""
-import errno
 import random
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.queues import Queue
-from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.common import STOPPING_SIGNALS
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.config.shortage import NO_SHARED_MEMORY, shortage
 from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
@@ -35,9 +26,7 @@ from demo_sdtps.datasets.transforms import (
 )
 
 CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
-
-GRACE = 30  # seconds from SIGTERM to the end of a loading process, more than a run has to finish its step (engine/run/stop.py)
-CHECK = 5.0  # seconds between two checks of the loading processes
+GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (engine/run/stop.py)
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
@@ -152,81 +141,18 @@ def batches(loader: DataLoader) -> Iterator[Batch]:
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
-    """Output of `collate` with prefetch. Raises `UserError` for an image that cannot be read.
-
-    Loading processes persist for the next epoch; where the loop ends before the last batch, they end too.
-    """
+    """Output of `collate` with prefetch; loading processes persist for the next epoch. Raises `UserError` for an image that
+    cannot be read, and where loading processes fail or, for DATALOADER.TIMEOUT seconds, give no batch."""
     try:
-        for collated in received(loader) if loader.num_workers else prefetch(loader):
+        for collated in loader if loader.num_workers else prefetch(loader):
             if isinstance(collated, UserError):
-                # A copy: an exception that is referenced by a frame of its own traceback is freed by the garbage collector
-                # only, and so is the loader.
                 raise UserError(str(collated))
             yield collated
-    except BaseException:
-        stop_workers(loader)
-        raise
-
-
-def stop_workers(loader: DataLoader) -> None:
-    """End the loading processes, for which torch has no public function; the next loop over the loader starts new ones.
-
-    A loader that the garbage collector frees may wait 20 s for its processes, since their queues are freed before it.
-    """
-    iterator, loader._iterator = loader._iterator, None
-    if isinstance(iterator, _MultiProcessingDataLoaderIter):
-        iterator._shutdown_workers()
-        _kill(iterator)  # those that still wait for a file
-
-
-def received(loader: DataLoader) -> Iterator:
-    """Batches of a loader with processes. Raises `UserError` where none arrives for `loader.timeout` seconds (0: no limit) or
-    there is no shared memory."""
-    if isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
-        loader._iterator._timeout = loader.timeout  # `iter` waits for all processes, once, of an earlier epoch
-    try:
-        iterator = iter(loader)
-    except OSError as error:
-        _abandon(error)
-        if error.errno == errno.ENOSPC:  # the queues' semaphores are files in /dev/shm
-            raise UserError(NO_SHARED_MEMORY) from None
-        raise
-    # With a time-out, torch's loader checks the processes only when it is over, and its thread for pinned memory never.
-    iterator._timeout = min(CHECK, loader.timeout or CHECK)
-    asked = time.monotonic()
-    while True:
-        try:
-            batch = next(iterator, None)
-        except RuntimeError as error:
-            if "DataLoader timed out" not in str(error):
-                raise
-            thread = getattr(iterator, "_pin_memory_thread", None)
-            if thread and not thread.is_alive():
-                raise RuntimeError("The thread that receives images has ended") from None
-            if loader.timeout and time.monotonic() - asked >= loader.timeout:
-                raise UserError(f"No images have arrived from the loading processes for {loader.timeout:g} s "
-                                "(DATALOADER.TIMEOUT), though the processes run; check the disk of DATASETS.ROOT_DIR, or raise "
-                                "DATALOADER.TIMEOUT where it is only slow.") from None
-            continue
-        if batch is None:
-            return
-        yield batch
-        asked = time.monotonic()
-
-
-def _abandon(error: BaseException) -> None:
-    """End the processes of the iterator whose start raised `error`; torch itself fails to end an incomplete one."""
-    for frame, _ in walk_tb(error.__traceback__):
-        iterator = frame.f_locals.get("self")
-        if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            iterator._shutdown = True
-            _kill(iterator)
-
-
-def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
-    for process in getattr(iterator, "_workers", ()):
-        process.kill()
-        process.join(CHECK)
+    except RuntimeError as error:
+        if "DataLoader" not in str(error):
+            raise
+        raise UserError(f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), "
+                        "enlarge /dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk.") from None
 
 
 def prefetch(loader: DataLoader) -> Iterator:
@@ -270,22 +196,13 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
         workers = 0 if dataset.images and cores <= 2 else min(cores, 8)
     # With its own generator, a loop over the loader does not change the global random state.
     return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
-            "worker_init_fn": _begin_process, "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
+            "worker_init_fn": _keep_loading, "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
             "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(), "generator": torch.Generator()}
 
 
-def _begin_process(worker: int) -> None:
-    """Let a loading process, which often gets the signal to stop a run too, work until training has finished its step, and
-    report a batch that it cannot send."""
-    signal.set_wakeup_fd(-1)  # it would tell the run of a signal to this process
-    for number in STOPPING_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup starts a run
-            signal.signal(number, lambda *_: signal.alarm(GRACE))
-    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-    # Threads of Python's own that hand over files fail too; the run reports the lack.
-    sys.excepthook = lambda kind, error, trace: None if shortage(error) else sys.__excepthook__(kind, error, trace)
-
-
-def _send_error(queue: Queue, error: Exception, item: tuple[int, object]) -> None:
-    """In place of a batch that cannot be sent, such as for lack of shared memory: Python drops it, and training would wait."""
-    queue.put((item[0], ExceptionWrapper(where="in a loading process")))
+def _keep_loading(worker: int) -> None:
+    """Let a loading process, which often receives the signal to stop a run too, work until training has finished its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGHUP"):
+        if getattr(signal, name, None) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))

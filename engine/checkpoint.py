@@ -1,24 +1,18 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import CheckpointFlag
 from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.config.scores import WITHOUT_WEIGHTS
-from demo_sdtps.datasets import data_folders, reader_of
-from demo_sdtps.engine.coordination import check_agreement, once_per_machine
-from demo_sdtps.engine.distributed import world_size
-from demo_sdtps.engine.run.stop import STOP
+from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
 from demo_sdtps.modeling.weights import from_demo, is_demo, tensors_of
 
@@ -29,7 +23,6 @@ CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 SLIMMING = "slimming.scores."  # then the number of the stage
 
 logger = logging.getLogger(__name__)
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -48,8 +41,7 @@ def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, prev
                     state: Mapping[str, object] | None = None) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
     content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
-    with STOP.writing():
-        save_whole({**content, **(state or {})}, path, previous)
+    save_whole({**content, **(state or {})}, path, previous)
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
@@ -91,53 +83,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, weights, classes[0], cameras, dataset if isinstance(dataset, str) else None, has_demo_names)
 
 
-def shared_checkpoint(path: str | Path) -> Checkpoint:
-    """`read_checkpoint` in every process, shared as `shared_weights`."""
-    def read() -> tuple[dict[str, torch.Tensor], Checkpoint]:
-        found = read_checkpoint(path)
-        return found.model, replace(found, model={})
-
-    weights, checkpoint = _shared(path, read)
-    return replace(checkpoint, model=weights)
-
-
-def shared_weights(path: Path, example: str = EXAMPLE) -> dict[str, torch.Tensor]:
-    """The weights of `read_weights_file` in every process; one of each machine reads the file and passes them on to the others
-    of its machine.
-
-    Machines whose files hold other weights end by `check_agreement`.
-    """
-    return _shared(path, lambda: (read_weights_file(path, example)[0], None))[0]
-
-
-def _shared(path: str | Path,
-            read: Callable[[], tuple[dict[str, torch.Tensor], Found]]) -> tuple[dict[str, torch.Tensor], Found]:
-    weights, rest = once_per_machine(read)
-    if world_size() > 1:
-        check_agreement({f"the content of {path}": f"{len(weights)} tensors with the digest {_digest(weights)}"},
-                        "give all machines the same file")
-    return weights, rest
-
-
-def _digest(weights: Mapping[str, torch.Tensor]) -> str:
-    digest = blake2b(digest_size=8)
-    for name, tensor in weights.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
     """The weights in a torch file, and its whole content. Raises `UserError` where it is missing or cannot be read."""
     content = _load(path, example)
     return tensors_of(content), content if isinstance(content, Mapping) else {}
-
-
-def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
-    """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
-    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT",
-                          lambda path: once_per_machine(lambda: stored_config(path, example)),
-                          lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
 
 
 def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:

@@ -21,7 +21,7 @@ from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets.images import as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import test_transform
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, shared_checkpoint, stored_config
+from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint, stored_config
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.runtime import choose_device, compile_model
 from demo_sdtps.modeling import make_model
@@ -48,10 +48,9 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     return make_extractor(load_cfg(config_file or stored_config(Path(weight)), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
 
 
-def make_extractor(cfg: CfgNode, several: bool = False) -> "Extractor":
-    """An `Extractor` with the weights of TEST.WEIGHT, in each of `several` processes together. Raises `UserError` where they
-    cannot be read or do not fit."""
-    checkpoint = (shared_checkpoint if several else read_checkpoint)(cfg.TEST.WEIGHT)
+def make_extractor(cfg: CfgNode) -> "Extractor":
+    """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
     load_weights(cfg, extractor.model, checkpoint)

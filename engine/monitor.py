@@ -1,6 +1,4 @@
-"""Monitors of a training: epoch means, waiting time, and losses and weights that are no longer finite."""
-import copy
-import logging
+"""Monitors of a training: epoch means, waiting time, and losses that are no longer finite."""
 import math
 import time
 from collections import deque
@@ -9,22 +7,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.printing import Lines
-from demo_sdtps.engine.distributed import is_main, world_size
-from demo_sdtps.engine.run.state import dataset_of, sampler_of
-from demo_sdtps.engine.transfer import Arrival
+from demo_sdtps.engine.transfer import CPUCopy
 
 RECENT = 5  # finite losses that the error reports
-LAG = 2  # steps after which several processes wait for the copy of a loss from a GPU
-MAX_NAMED = 3  # files of a batch that the error names; log.txt lists all
-ADVICE = "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
+LAG = 2  # steps after which a loss is read, when a GPU has computed it
 
 Loaded = TypeVar("Loaded")
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -78,83 +68,50 @@ class Meter:
 
 
 class Means:
-    """The means of a `meter` at this moment; from a GPU they arrive later."""
+    """The means of a `meter` at this moment, copied from a GPU asynchronously."""
 
     def __init__(self, meter: Meter):
         self.names, self.seen = list(meter.totals), meter.seen
         totals = [total.double() for total in meter.totals.values()]
-        self.arrival = Arrival(torch.stack(totals) if totals else torch.empty(0))
+        self.copy = CPUCopy(torch.stack(totals) if totals else torch.empty(0))
 
-    def have_come(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `values` returns at once."""
-        return self.arrival.has_come()
+        return self.copy.is_ready()
 
     def values(self) -> dict[str, float]:
-        """By name, once they have arrived."""
-        return {name: total / self.seen for name, total in zip(self.names, self.arrival.wait().tolist(), strict=True)}
+        """By name; waits until they are ready."""
+        return {name: total / self.seen for name, total in zip(self.names, self.copy.wait().tolist(), strict=True)}
 
 
 class LossMonitor:
-    """Raises `UserError` for the first loss that is not finite, with its step and the files of its batch.
+    """Raises `UserError` for the first loss that is not finite, with its step.
 
     Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and read
-    in a later step, when the copy has arrived; the error still names the loss's own step. `flush`, which must be called before
-    a checkpoint is written, waits for all copies.
+    `LAG` steps later; the error still names the loss's own step. `flush`, which must be called before a checkpoint is written,
+    waits for all copies.
     """
 
-    def __init__(self, loader: DataLoader):
-        self.loader = loader
-        self.pending: deque[tuple[int, int, Arrival]] = deque()
+    def __init__(self):
+        self.pending: deque[tuple[int, int, CPUCopy]] = deque()
         self.recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
-        """Add the loss of a step, counted from 1, and check those that have arrived."""
-        self.pending.append((epoch, step, Arrival(loss)))
-        while self.pending and self._has_arrived():
+        """Add the loss of a step, counted from 1, and check that of `LAG` steps before."""
+        self.pending.append((epoch, step, CPUCopy(loss)))
+        if len(self.pending) > LAG:
             self._check()
 
     def flush(self) -> None:
-        """Wait for all losses and check them."""
+        """Check all losses."""
         while self.pending:
             self._check()
 
-    def _has_arrived(self) -> bool:
-        """Whether the oldest loss can be read; several processes must all read it in the same step."""
-        arrival = self.pending[0][2]
-        if arrival.event is not None and world_size() > 1:
-            return len(self.pending) > LAG
-        return arrival.has_come()
-
     def _check(self) -> None:
-        """Check the oldest loss, and wait for it where it has not arrived."""
-        epoch, step, arrival = self.pending.popleft()
-        loss = float(arrival.wait())
-        if math.isfinite(loss):
-            self.recent.append(loss)
-            return
-        files = files_of_batch(self.loader, epoch, step)
-        if is_main():
-            logger.error(Lines(f"the batch of epoch {epoch}, step {step}:", *files))
-        before = f"the last finite losses were {', '.join(f'{loss:.4g}' for loss in self.recent)}" if self.recent else (
-            "no finite loss came before")
-        more = f" … ({len(files)} in all, listed in log.txt)" if len(files) > MAX_NAMED else ""
-        raise UserError(f"The loss became {loss} in epoch {epoch}, step {step}, with the files "
-                        f"{', '.join(files[:MAX_NAMED])}{more}; {before}; {ADVICE}")
-
-
-def files_of_batch(loader: DataLoader, epoch: int, step: int) -> list[str]:
-    """The files of all processes' batch number `step`, from 1, of an epoch."""
-    sampler = copy.copy(sampler_of(loader))
-    sampler.share = list
-    sampler.begin(epoch, step - 1)
-    return [file for index, _ in next(iter(sampler)) for file in dataset_of(loader).files(index)]
-
-
-@torch.no_grad()
-def check_weights(model: nn.Module, epoch: int) -> None:
-    """Raise `UserError` for weights that are not finite: a step with a finite loss can still spoil them."""
-    spoiled = [name for name, tensor in model.state_dict().items()
-               if tensor.is_floating_point() and not tensor.isfinite().all()]
-    if spoiled:
-        raise UserError(f"The weights are no longer finite in epoch {epoch} ({len(spoiled)} tensors, the first {spoiled[0]}), "
-                        f"though the losses were, so nothing is saved; {ADVICE}")
+        epoch, step, copy = self.pending.popleft()
+        loss = float(copy.wait())
+        if not math.isfinite(loss):
+            before = ", ".join(f"{finite:.4g}" for finite in self.recent) or "none"
+            raise UserError(f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
+                            "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off.")
+        self.recent.append(loss)

@@ -1,4 +1,5 @@
 """Training of re-identification (docs/method.md)."""
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -7,20 +8,24 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.datasets import Sample
-from demo_sdtps.datasets.loaders import Batch, batches, triplet_files
+from demo_sdtps.datasets import Sample, identity_labels, read_splits
+from demo_sdtps.datasets.images import verify
+from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
 from demo_sdtps.datasets.masks import existing_masks
-from demo_sdtps.engine.distributed import gathered, replicated
-from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid
+from demo_sdtps.engine.distributed import all_gather, shard_for_rank, wrap_ddp
+from demo_sdtps.engine.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.optim import make_center_optimizer, make_optimizer, make_scheduler
-from demo_sdtps.engine.run.data import Fingerprint
-from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.run.data import digest_data
+from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.state import sampler_of
+from demo_sdtps.engine.runtime import autocast, compile_model, set_seed
 from demo_sdtps.engine.trainer import PART, Evaluation, Trainer
 from demo_sdtps.engine.transfer import to_device
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
+from demo_sdtps.modeling.pretrained import load_pretrained
 
 
 class ReIDTrainer(Trainer[DeMo, Batch]):
@@ -31,14 +36,15 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     unit = "triplets"
 
-    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, data: Fingerprint):
+    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, data: Mapping[str, str],
+                 notes: Sequence[tuple[int, str]] = ()):
         optimizer = make_optimizer(cfg, model)
         self.centers = make_center_losses(cfg, model.num_class, list(model.widths.values()))
         self.centers.to(next(model.parameters()).device)
         optimizers = [optimizer, *([make_center_optimizer(cfg, self.centers)] if self.centers else ())]
-        super().__init__(cfg, model, loader, [test_data.loader], optimizers, data,
-                         {"center_losses": self.centers}, {"num_class": model.num_class, "camera_num": model.camera_num})
-        self.network = replicated(model)
+        super().__init__(cfg, model, loader, optimizers, data, {"center_losses": self.centers},
+                         {"num_class": model.num_class, "camera_num": model.camera_num}, notes)
+        self.network = wrap_ddp(model)
         self.test_data = test_data
         self.scheduler = make_scheduler(cfg, optimizer)
 
@@ -54,8 +60,8 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         with autocast(self.device, self.precision):
             output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
-            logits, features = ({name: gathered(part) for name, part in parts.items()} for parts in output[:2])
-            auxiliary, labels = None if output.auxiliary is None else gathered(output.auxiliary), gathered(labels)
+            logits, features = ({name: all_gather(part) for name, part in parts.items()} for parts in output[:2])
+            auxiliary, labels = None if output.auxiliary is None else all_gather(output.auxiliary), all_gather(labels)
             loss, parts = total_loss(self.cfg, TrainingOutput(logits, features, auxiliary), labels, self.model.head_weights,
                                      self.centers)
         sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
@@ -72,6 +78,29 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
+
+
+def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> ReIDTrainer:
+    """Trainer of the data set, model and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
+    missing or do not fit."""
+    splits = read_splits(cfg)
+    samples = [sample for split in splits.values() for sample in split]
+    if cfg.DATASETS.VERIFY:
+        verify(samples)
+    set_seed(cfg.SOLVER.SEED)
+    model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
+    loader = train_loader(cfg, splits["train"])
+    sampler_of(loader).share = shard_for_rank
+    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+    origin = f"the weights are those of {resumed.path}" if resumed else load_pretrained(
+        model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
+    sizes = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"), (logging.INFO, origin),
+             *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched))]
+    data = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
+    return ReIDTrainer(cfg, model.to(device), loader, test_data, data, notes)
 
 
 def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[str]]:

@@ -16,15 +16,12 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.load import with_values
-from demo_sdtps.config.printing import LineFormatter, console
-from demo_sdtps.engine.distributed import launched, local_rank, world_size
+from demo_sdtps.engine.distributed import env_world_size, local_rank
 from demo_sdtps.modeling import DeMo
 
 LONGEST = math.sqrt(torch.finfo(torch.float32).max) / 2
 """Length of features up to which their squared distances are float32; much longer ones are normalised to zeros."""
 ADVICE = "; the weights are damaged or their training diverged: use other weights, or train with a lower SOLVER.BASE_LR."
-CPU_BATCH = 32  # samples between two exchanges; the backbone takes no more triplets at a time on a CPU either
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
@@ -34,23 +31,15 @@ def choose_device(cfg: CfgNode) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        name = f"cuda:{local_rank() if launched() > 1 else int(cfg.MODEL.DEVICE_ID)}"
-    elif name != "cpu" and launched() > 1:
+        name = f"cuda:{local_rank() if env_world_size() > 1 else int(cfg.MODEL.DEVICE_ID)}"
+    elif name != "cpu" and env_world_size() > 1:
         raise UserError(f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto.")
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) is not there: this machine has "
+        raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: this machine has "
                         f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
                         "another GPU.")
     return device
-
-
-def exchanging(cfg: CfgNode) -> CfgNode:
-    """`cfg` for inference by the connected processes, which exchange a sign of life after each batch: several on CPUs have
-    batches of at most `CPU_BATCH`."""
-    if world_size() == 1 or choose_device(cfg).type != "cpu":
-        return cfg
-    return with_values(cfg, {"TEST.IMS_PER_BATCH": min(CPU_BATCH, cfg.TEST.IMS_PER_BATCH)})
 
 
 def free_gpu_memory(device: torch.device) -> int:
@@ -175,9 +164,9 @@ def log_to(path: Path) -> AbstractContextManager:
             root.removeHandler(handler)
             handler.close()
     if not root.handlers:
-        root.addHandler(console())
+        root.addHandler(logging.StreamHandler())
     file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
     logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
     return logging_redirect_tqdm()

@@ -15,17 +15,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config.printing import Lines
 from demo_sdtps.config.progress import progress
-from demo_sdtps.datasets.loaders import stop_workers
 from demo_sdtps.engine.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.engine.distributed import all_gather_object, any_rank, is_main, rank, world_size
-from demo_sdtps.engine.monitor import LossMonitor, Means, Meter, check_weights
-from demo_sdtps.engine.run.data import Fingerprint
+from demo_sdtps.engine.monitor import LossMonitor, Means, Meter
+from demo_sdtps.engine.run.data import DIGEST
 from demo_sdtps.engine.run.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
-from demo_sdtps.engine.run.resume import Resumed, restoring
+from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.state import random_states, sampler_of, set_random_states
-from demo_sdtps.engine.run.stop import STOP, Stopped
+from demo_sdtps.engine.run.stop import Stopped, StopRequest
 from demo_sdtps.engine.runtime import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.modeling.weights import current_names
 
@@ -52,23 +50,24 @@ class Evaluation(NamedTuple):
 class Trainer(ABC, Generic[Model, Batch]):
     """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
 
-    `evaluation_loaders` are those that `evaluate` reads. `optimizers` begin with the model's. `auxiliary` modules train beside
-    the model and are saved under their names; `about` is saved in every checkpoint, and `data`, the fingerprint of the run's
-    data, in those from which it is resumed.
+    `optimizers` begin with the model's. `auxiliary` modules train beside the model and are saved under their names; `about` is
+    saved in every checkpoint, and `data`, the digest of the run's data (`digest_data`), in those from which it is resumed.
+    `notes` are lines for the log, each with its level.
     """
 
     unit: str  # plural name of a sample, for the log
 
-    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, evaluation_loaders: Sequence[DataLoader],
-                 optimizers: Sequence[torch.optim.Optimizer], data: Fingerprint,
-                 auxiliary: Mapping[str, nn.Module] | None = None, about: Mapping[str, object] | None = None):
-        self.cfg, self.model, self.loader, self.evaluation_loaders = cfg, model, loader, evaluation_loaders
+    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, optimizers: Sequence[torch.optim.Optimizer],
+                 data: Mapping[str, str], auxiliary: Mapping[str, nn.Module] | None = None,
+                 about: Mapping[str, object] | None = None, notes: Sequence[tuple[int, str]] = ()):
+        self.cfg, self.model, self.loader, self.notes = cfg, model, loader, notes
         self.optimizers, self.data, self.auxiliary, self.about = optimizers, data, auxiliary or {}, about or {}
+        self.stop = StopRequest()
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
-        self.monitor, self.meter = LossMonitor(loader), Meter()
+        self.monitor, self.meter = LossMonitor(), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.saved = time.monotonic()
         self.records: list[dict] = []
@@ -96,10 +95,6 @@ class Trainer(ABC, Generic[Model, Batch]):
     def describe(self, means: Mapping[str, float]) -> str:
         """The means over an epoch's samples in a few words, for the log and the progress bar."""
 
-    def scalars(self) -> dict[str, float]:
-        """What is recorded of the model itself after every epoch, by name; "slimming/<name>" under "slimming"."""
-        return {}
-
     def is_due(self, epoch: int) -> bool:
         """Whether the model is evaluated after this epoch."""
         return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
@@ -108,38 +103,31 @@ class Trainer(ABC, Generic[Model, Batch]):
         """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
 
         Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
-        not finite and a file that cannot be written; `Stopped` after SIGTERM or SIGHUP. Loading processes end with it in any
-        case.
+        not finite and a file that cannot be written; `Stopped` after SIGTERM, SIGHUP or Ctrl-C.
         """
         self.output, self.saved = output, time.monotonic()
+        for level, note in self.notes:
+            logger.log(level, "%s", note)
         first = resumed.state["epoch"] + 1 if resumed else None
-        try:
-            with scalar_boards(output, self.cfg, first) as self.boards, STOP.listening():
-                if not is_main():  # processes start with equal models and draw different random numbers
-                    set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
-                if resumed:
-                    with restoring(resumed.path):
-                        self._restore(resumed)
-                self._train()
-        finally:
-            self._stop_loading()
+        with scalar_boards(output, self.cfg, first) as self.boards, self.stop.listening():
+            if not is_main():  # processes start with equal models and draw different random numbers
+                set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
+            if resumed:
+                self._restore(resumed)
+            self._train()
         return self.records
-
-    def _stop_loading(self) -> None:
-        for loader in (self.loader, *self.evaluation_loaders):
-            stop_workers(loader)
 
     def _train(self) -> None:
         solver = self.cfg.SOLVER
         logger.info("device %s, precision %s, threads: %d", self.device, self.precision or torch.float32,
                     torch.get_num_threads())
         if not self.records and self.step == 0 and self.is_due(0):
-            self._report(0, self.scalars(), self._evaluate(0))
+            self._report(0, {}, self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
             self.train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
-            (is_stopped,) = any_rank(bool(STOP.requested))
+            (is_stopped,) = any_rank(bool(self.stop.signal))
             if is_stopped and not is_last:
                 self._stop()
             if is_last or self.epoch % solver.CHECKPOINT_PERIOD == 0:
@@ -158,17 +146,16 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.model.train()
         bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
                        initial=self.step)
-        means: Means | None = None  # on their way to the progress bar
+        means: Means | None = None  # for the progress bar, when they are ready
         for batch in bar:
-            with STOP.timing_step():
-                self._train_step(batch)
+            self._train_step(batch)
             if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
                 means = Means(self.meter)
-            if means and means.have_come():
+            if means and means.is_ready():
                 bar.set_postfix_str(f"{self.describe(means.values())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
                 means = None
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
-            is_stopped, is_due = any_rank(bool(STOP.requested), is_due)
+            is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
             if is_stopped:
                 self._stop()
             if is_due:
@@ -200,58 +187,51 @@ class Trainer(ABC, Generic[Model, Batch]):
         logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
                     speed, self.unit, 100 * waited)
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
-        self._report(epoch, {**means, "lr": rate, **self.scalars()}, evaluation)
+        self._report(epoch, {**means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
         if evaluation and evaluation.score > self.best:
             self.best = evaluation.score
-            check_weights(self.model, epoch)
             if is_main():
                 save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, state=self.about)
 
     def _evaluate(self, epoch: int) -> Evaluation:
-        """`evaluate`, which SIGTERM or SIGHUP interrupts: it is repeated when the run is resumed."""
+        """`evaluate`, which a signal interrupts: it is repeated when the run is resumed."""
         before = random_states()
         try:
             # Several processes finish it together: a process that left would block the others.
-            with STOP.interrupt_immediately() if world_size() == 1 else nullcontext():
+            with self.stop.raised_immediately() if world_size() == 1 else nullcontext():
                 return self.evaluate(epoch)
         except Stopped:
             set_random_states(before)
             self._stop()
 
     def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
-        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log.
-
-        Values named "<group>/<name>" are a group of their own in the record.
-        """
-        single = {name: value for name, value in means.items() if "/" not in name}
-        prefixes = {name.partition("/")[0]: None for name in means if "/" in name}
-        groups = {"losses" if prefix == "loss" else prefix: group(means, f"{prefix}/") for prefix in prefixes}
-        self.records.append({"epoch": epoch, **single, **groups, **(evaluation.record if evaluation else {})})
+        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
+        single, losses = {name: value for name, value in means.items() if "/" not in name}, group(means, PART)
+        self.records.append({"epoch": epoch, **single, **({"losses": losses} if losses else {}),
+                             **(evaluation.record if evaluation else {})})
         if not is_main():
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
         write_records(self.records, self.output, self.boards, scalars)
         if evaluation:
             title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
-            logger.info(Lines(title, *evaluation.table.splitlines()))
+            logger.info("%s\n%s", title, evaluation.table)
 
     def _stop(self) -> NoReturn:
         """Save the run and end it by `Stopped`."""
-        self._stop_loading()  # the signal may have reached the loading processes too, which then end after a while
         self._save()
-        raise Stopped
+        raise Stopped(self.stop.signal)
 
     def _save(self) -> None:
         """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
         self.monitor.flush()
-        check_weights(self.model, self.epoch + bool(self.step))
         states = all_gather_object(random_states())
         self.saved = time.monotonic()
         if not is_main():
             return
         state = {**self.about, "step": self.step, "best": self.best, "records": self.records, "meter": self.meter.state(),
-                 "scaler": self.scaler.state_dict(), "data": self.data, "random": states,
+                 "scaler": self.scaler.state_dict(), DIGEST: self.data, "random": states,
                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                  **{name: module.state_dict() for name, module in self.auxiliary.items()}}
         save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
@@ -269,8 +249,6 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
         self.meter = Meter.from_state(state["meter"], self.device)
         sampler_of(self.loader).begin(self.epoch + 1)
-        if self.step > len(self.loader) or (self.step and not self.meter.totals):
-            raise ValueError(f"step {self.step} of an epoch of {len(self.loader)} and means of {len(self.meter.totals)} values")
         states = state["random"]
         if len(states) != world_size():
             logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",

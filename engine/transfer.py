@@ -11,8 +11,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-class Arrival:
-    """The copy of a tensor on the CPU, without gradient; from a GPU it arrives when the GPU has done the work before it."""
+class CPUCopy:
+    """The copy of a tensor on the CPU, without gradient; from a GPU it is ready when the GPU has done the work before it."""
 
     def __init__(self, tensor: torch.Tensor):
         self.copied = tensor.detach().to("cpu", non_blocking=True)  # from a GPU into pinned memory
@@ -21,12 +21,12 @@ class Arrival:
             self.event = torch.cuda.Event()
             self.event.record(torch.cuda.current_stream(tensor.device))
 
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `wait` returns at once."""
         return self.event is None or self.event.query()
 
     def wait(self) -> torch.Tensor:
-        """The copy, once it has arrived."""
+        """The copy, once it is ready."""
         if self.event:
             self.event.synchronize()
         return self.copied
@@ -34,11 +34,11 @@ class Arrival:
 
 def on_cpu(batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
     """The tensors of each batch on the CPU, each batch after the work on the next has begun, so that a GPU is never idle."""
-    waiting: list[Arrival] = []
+    previous: list[CPUCopy] = []
     for tensors in batches:
-        coming = [Arrival(tensor) for tensor in tensors]
-        if waiting:
-            yield [arrival.wait() for arrival in waiting]
-        waiting = coming
-    if waiting:
-        yield [arrival.wait() for arrival in waiting]
+        copies = [CPUCopy(tensor) for tensor in tensors]
+        if previous:
+            yield [copy.wait() for copy in previous]
+        previous = copies
+    if previous:
+        yield [copy.wait() for copy in previous]

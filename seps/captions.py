@@ -16,7 +16,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
 from demo_sdtps.datasets.transforms import Transform
-from demo_sdtps.engine.distributed import share
+from demo_sdtps.engine.distributed import shard_for_rank
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
 
@@ -60,8 +60,8 @@ def caption_loader(cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokeni
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
-    """This process's `share` of the split's images, in order, without augmentation; for `image_batches`."""
-    own = share(split.paths)
+    """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
+    own = shard_for_rank(split.paths)
     dataset = _image_dataset(cfg, own, range(len(own)), resize_transform(cfg))
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 

@@ -3,7 +3,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,12 +10,19 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.checkpoint import fill_model, shared_weights
-from demo_sdtps.engine.coordination import dealt, ending_together, fetched, in_step
-from demo_sdtps.engine.distributed import all_gather_parts, all_gather_rows, broadcast_from_main, rank, summed, world_size
+from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
+from demo_sdtps.engine.distributed import (
+    all_gather_parts,
+    all_gather_rows,
+    all_reduce,
+    broadcast_from_main,
+    check_equal,
+    rank,
+    world_size,
+)
 from demo_sdtps.engine.evaluation.retrieval import five_fold
-from demo_sdtps.engine.load import check_same_files, prepare_evaluation
-from demo_sdtps.engine.runtime import check_features, check_finite, evaluating, exchanging
+from demo_sdtps.engine.load import prepare_evaluation
+from demo_sdtps.engine.runtime import check_features, check_finite, evaluating
 from demo_sdtps.engine.transfer import on_cpu, to_device
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
@@ -31,7 +37,7 @@ SPLITS = ("train", "dev", "test")
 class RetrievalData:
     """A split to evaluate: its images, its captions as lists of tokens, and the number of folds."""
 
-    loader: DataLoader  # loads this process's share of the images
+    loader: DataLoader  # loads this process's part of the images
     captions: list[list[int]]
     long_captions: list[list[int]] | None  # one per image
     image_of: torch.Tensor  # (captions,): the index of each caption's image
@@ -83,44 +89,29 @@ def check_folds(split: ImageTexts, folds: int) -> None:
 def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
     """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
     check_folds(split, folds)
-    cfg = exchanging(cfg)
     return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
                          cfg.TEST.IMS_PER_BATCH)
-
-
-class _Captioned(NamedTuple):
-    """A caption, its image's file and long caption."""
-
-    paths: tuple[str]
-    caption: str
-    long_caption: str | None
 
 
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
 
     The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
-    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit. With `several` as
-    `engine.load.load_model_and_data`.
+    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit, or differ between the
+    processes; with `several` as `prepare_evaluation`.
     """
-    with ending_together():
-        device = prepare_evaluation(cfg, EXAMPLE, several)
+    device = prepare_evaluation(cfg, EXAMPLE, several)
     path = Path(cfg.TEST.WEIGHT)
-    weights = shared_weights(path, EXAMPLE)
-    with ending_together():
-        split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
-    long = split.long_captions
-    check_same_files({f"split {cfg.TEST.SPLIT}": [_Captioned((split.paths[image],), caption, long[image] if long else None)
-                                                  for image, caption in zip(split.image_of, split.captions, strict=True)]})
-    tokenizer = fetched(lambda: load_tokenizer(cfg))
-    model, _ = fetched(lambda: make_seps(cfg, pretrained=False))
-    with ending_together():
-        if not weights.keys() & model.state_dict().keys():
-            raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its "
-                            "names); give a checkpoint that train_seps.py wrote.")
-        fill_model(model, weights, path)
-        data = make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
-    return model.eval().to(device), data
+    weights, _ = read_weights_file(path, EXAMPLE)
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    check_equal(split, "images and captions")
+    tokenizer = load_tokenizer(cfg)
+    model, _ = make_seps(cfg, pretrained=False)
+    if not weights.keys() & model.state_dict().keys():
+        raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its names); "
+                        "give a checkpoint that train_seps.py wrote.")
+    fill_model(model, weights, path)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
@@ -143,30 +134,29 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     """
     with evaluating(model):
         device = next(model.parameters()).device
-        loaded = progress(in_step(image_batches(data.loader)), "encoding images", len(data.loader), unit="batch")
+        loaded = progress(image_batches(data.loader), "encoding images", len(data.loader), unit="batch")
         tokens = all_gather_rows(torch.cat([model.image_tower(to_device(images, device)) for images in loaded]), data.images)
         words = _encode_texts(model, data.captions, data.batch, "encoding captions")
         long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
-        with ending_together():
-            check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
+        check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
         found = torch.zeros(len(tokens), len(words))
-        places = [(slice(int(fold[0]), int(fold[-1]) + 1), block) for fold in torch.arange(len(tokens)).chunk(data.folds)
+        blocks = [(slice(int(fold[0]), int(fold[-1]) + 1), block) for fold in torch.arange(len(tokens)).chunk(data.folds)
                   for block in _blocks(torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch)]
 
+        own = blocks[rank()::world_size()]
+
         def compared() -> Iterator[list[torch.Tensor]]:
-            for images, block in dealt(places):
+            for images, block in own:
                 dense = long and padded([long[data.image_of[caption]] for caption in block])
                 captions = padded([words[caption] for caption in block])
                 yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
 
-        own = places[rank()::world_size()]
         with progress(total=sum(len(block) for _, block in own), desc="comparing", unit="caption") as bar:
             for (images, block), (similarity,) in zip(own, on_cpu(compared()), strict=True):
                 found[images, block] = similarity
                 bar.update(len(block))
-    found = summed(found)  # where another process compares, this one has zeros
-    with ending_together():
-        check_finite("The similarities", [found])
+    found = all_reduce(found)  # where another process compares, this one has zeros
+    check_finite("The similarities", [found])
     return found
 
 
@@ -174,10 +164,10 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
     """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
     device = next(model.parameters()).device
     blocks = _blocks(range(len(texts)), texts, batch)
-    parts = [[index for block in blocks[place::world_size()] for index in block] for place in range(world_size())]
+    parts = [[index for block in blocks[other::world_size()] for index in block] for other in range(world_size())]
     encoded: list[torch.Tensor] = []
     with progress(total=len(parts[rank()]), desc=title, unit="text") as bar:
-        for block in dealt(blocks):
+        for block in blocks[rank()::world_size()]:
             words, lengths = padded([texts[index] for index in block])
             vectors = model.text_tower(to_device(words, device), lengths)
             encoded += [part[:length] for part, length in zip(vectors, lengths.tolist(), strict=True)]
@@ -185,8 +175,8 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
     if world_size() > 1:
         own = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
         counts = [[len(texts[index]) for index in part] for part in parts]
-        gathered = all_gather_parts(own, list(map(sum, counts)))
-        encoded = [vectors for part, lengths in zip(gathered, counts, strict=True) for vectors in part.split(lengths)]
+        whole = all_gather_parts(own, list(map(sum, counts)))
+        encoded = [vectors for part, lengths in zip(whole, counts, strict=True) for vectors in part.split(lengths)]
     by_index = dict(zip(chain(*parts), encoded, strict=True))
     return [by_index[index] for index in range(len(texts))]
 

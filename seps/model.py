@@ -5,8 +5,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.printing import Lines
-from demo_sdtps.engine.distributed import gathered, world_size
+from demo_sdtps.engine.distributed import all_gather, world_size
 from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 
@@ -44,9 +43,9 @@ def _of_all(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, t
 
     Captions have fewer tokens than images, and whatever is computed once per image is computed in one process only.
     """
-    lengths = gathered(lengths)
+    lengths = all_gather(lengths)
     # In float32, as the network reads them, so that their gradients are summed in float32 too.
-    return gathered(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
+    return all_gather(F.pad(words.float(), (0, 0, 0, int(lengths.max()) - words.shape[1]))), lengths
 
 
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
@@ -56,7 +55,7 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     towers.
     """
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
-    report = Lines(image_tower.load(model.PRETRAIN_PATH_T), text_tower.report) if pretrained else ""
+    report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
     try:
         network = CrossSparseAggrNet(
             embed_size=model.EMBED_SIZE, num_patches=image_tower.num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,

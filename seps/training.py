@@ -1,21 +1,31 @@
 """Training of SEPS (docs/seps.md)."""
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.engine.distributed import gathered, replicated
+from demo_sdtps.engine.distributed import all_gather, shard_for_rank, wrap_ddp
 from demo_sdtps.engine.evaluation.reports import percent_table
 from demo_sdtps.engine.optim import grouped
-from demo_sdtps.engine.run.data import Fingerprint
-from demo_sdtps.engine.runtime import autocast
+from demo_sdtps.engine.run.data import digest_data
+from demo_sdtps.engine.run.resume import Resumed
+from demo_sdtps.engine.run.state import sampler_of
+from demo_sdtps.engine.runtime import autocast, set_seed
 from demo_sdtps.engine.trainer import Evaluation, Trainer
 from demo_sdtps.engine.transfer import to_device
 from demo_sdtps.seps import SEPSLoss
-from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches
-from demo_sdtps.seps.evaluation import RetrievalData, evaluate_retrieval
+from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
+from demo_sdtps.seps.evaluation import (
+    RetrievalData,
+    data_warnings,
+    evaluate_retrieval,
+    make_retrieval_data,
+    read_caption_splits,
+)
 from demo_sdtps.seps.image_text import ImageTexts
-from demo_sdtps.seps.model import SEPS
+from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.towers import load_tokenizer
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 
@@ -29,9 +39,9 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
     unit = "captions"
 
     def __init__(self, cfg: CfgNode, model: SEPS, loader: CaptionLoader, dev: RetrievalData, test: RetrievalData,
-                 data: Fingerprint):
-        super().__init__(cfg, model, loader, [dev.loader, test.loader], [make_optimizer(cfg, model)], data)
-        self.network = replicated(model)
+                 data: Mapping[str, str], notes: Sequence[tuple[int, str]] = ()):
+        super().__init__(cfg, model, loader, [make_optimizer(cfg, model)], data, notes=notes)
+        self.network = wrap_ddp(model)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
 
     def begin_epoch(self, epoch: int) -> None:
@@ -47,7 +57,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         with autocast(self.device, self.precision):
             similarities, masks = self.network(images, captions, batch.lengths, long_captions, batch.long_lengths)
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
-        similarities, image_ids = gathered(similarities.float()), gathered(image_ids)
+        similarities, image_ids = all_gather(similarities.float()), all_gather(image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
         count = len(similarities)
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
@@ -65,20 +75,40 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """In place of each mask the means of all processes' parts of it, (world size,): their mean is that of the whole mask."""
     if isinstance(masks, tuple):
-        return tuple(gathered(mask.mean().unsqueeze(0)) for mask in masks)
-    return gathered(masks.mean().unsqueeze(0))
+        return tuple(all_gather(mask.mean().unsqueeze(0)) for mask in masks)
+    return all_gather(masks.mean().unsqueeze(0))
 
 
-def data_texts(splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData],
-               ) -> dict[str, list[tuple[str, str]]]:
+def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> SEPSTrainer:
+    """Trainer of the data set, towers and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
+    missing or do not fit."""
+    splits = read_caption_splits(cfg)
+    tokenizer = load_tokenizer(cfg)
+    set_seed(cfg.SOLVER.SEED)
+    model, origin = make_seps(cfg, pretrained=not resumed)
+    loader = caption_loader(cfg, splits["train"], tokenizer)
+    sampler_of(loader).share = shard_for_rank
+    dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
+    test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    sizes = ", ".join(f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
+                      for name, split in splits.items())
+    kind = "with" if splits["train"].long_captions else "without"
+    notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}, {kind} long captions"),
+             (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
+             *((logging.WARNING, warning) for warning in data_warnings(splits))]
+    data = digest_data(cfg.DATASETS.ROOT_DIR, {f"{name} images": split.paths for name, split in splits.items()},
+                       data_texts(splits, {"train": loader, "dev": dev, "test": test}))
+    return SEPSTrainer(cfg, model.to(device), loader, dev, test, data, notes)
+
+
+def data_texts(splits: Mapping[str, ImageTexts],
+               encoded: Mapping[str, CaptionLoader | RetrievalData]) -> dict[str, Iterable[str]]:
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
-    found = {}
+    found: dict[str, Iterable[str]] = {}
     for name, split in splits.items():
-        captions = zip(split.image_of, encoded[name].captions, split.captions, strict=True)
-        found[f"{name} captions"] = [(f"line {line}", repr(caption)) for line, caption in enumerate(captions, 1)]
+        found[f"{name} captions"] = map(repr, zip(split.image_of, encoded[name].captions, split.captions, strict=True))
         if split.long_captions:
-            texts = zip(encoded[name].long_captions or (), split.long_captions, strict=True)
-            found[f"{name} long captions"] = [(f"image {image}", repr(text)) for image, text in enumerate(texts, 1)]
+            found[f"{name} long captions"] = map(repr, zip(encoded[name].long_captions or (), split.long_captions, strict=True))
     return found
 
 

@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_overwrite
+from demo_sdtps.config.cli import add_overwrite, print_lines
 from demo_sdtps.config.files import read_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets.synthetic import MARKER
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
@@ -35,7 +34,7 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
 
     Raises `UserError` for a number outside of its limits.
     """
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         description=f"{description} The same arguments give the same files, byte for byte.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--root", required=True, type=Path, help=f"folder that will hold {folder}/", metavar="DIR",

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ
 # Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
 THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
-# The digests of the tests' data: not in the user's cache.
-os.environ["DEMO_SDTPS_CACHE"] = str(Path(tempfile.gettempdir()) / "demo_sdtps_tests")
 # Nothing may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(THREADS)
@@ -33,7 +30,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
-           "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
+           "test_seps_training", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
            "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_scores")
 """Files that begin first, so that no process has a long one left when the others are done."""
 

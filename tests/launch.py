@@ -1,4 +1,4 @@
-"""Starts scripts of the project's by torchrun, on one machine and as on two."""
+"""Starts scripts of the project's by torchrun."""
 import os
 import signal
 import socket
@@ -24,39 +24,6 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-def start_on_one_machine(script, *words):
-    return [subprocess.Popen(command_of(script, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
-
-
-def start_on_two_machines(script, *words, of_second=()):
-    """Start a script of the project's by two torchrun, which find each other on this machine and have half its cores each, as
-    two processes of one torchrun: → their processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d",
-               f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--local_addr=127.0.0.1", str(ROOT / script), *map(str, words)]
-    cores = sorted(os.sched_getaffinity(0))
-    half = max(1, len(cores) // 2)
-    started = []
-    try:
-        for more, own in (((), cores[:half]), (of_second, cores[-half:])):
-            os.sched_setaffinity(0, own)  # which a process inherits
-            started.append(subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    finally:
-        os.sched_setaffinity(0, cores)
-    return started
-
-
-def on_two_machines(script, *words, of_second=()):
-    """Run it to its end: → the completed processes."""
-    started = start_on_two_machines(script, *words, of_second=of_second)
-    try:
-        said = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [subprocess.CompletedProcess(process.args, process.returncode, *texts)
-            for process, texts in zip(started, said, strict=True)]
 
 
 def kill_one_of_two(file, script, *words):

@@ -11,8 +11,8 @@ import pytest
 from commands import BASELINE, COLUMNS, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
 
 from demo_sdtps import test_net, train_net
-from demo_sdtps.config import load_cfg
-from demo_sdtps.tools import draw_curves, export_features, report
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.tools import draw_curves, export_features, profile_flops, report
 
 
 @pytest.fixture
@@ -36,9 +36,11 @@ def fails(command, monkeypatch, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"]], ids=" ".join)
-def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts):
-    empty = sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())[5]
+@pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"],
+                                  ["DATASETS.VERIFY", "True"]], ids=" ".join)
+@pytest.mark.parametrize("split", ["train_171", "test"])
+def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts, split):
+    empty = sorted((own_root / "RGBNT201" / split / "NI").iterdir())[5]
     empty.write_bytes(b"")
     said = fails(train_net.main, *cli_args_for(own_root, *opts))
     assert str(empty) in said and "it is empty" in said
@@ -112,16 +114,41 @@ def test_a_failed_export_leaves_no_file(fails, own_root, small_weights, tmp_path
     assert not list(tmp_path.glob("x.npz*"))
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--num_class", "0"), ("--camera_num", "-5"), ("--num_class", "many"),
+                                             ("--camera_num", "99999999999")])
+def test_profile_refuses_what_is_no_count(command, flag, value):
+    code, stdout, stderr = command(profile_flops.main, "--config_file", CONFIG, f"{flag}={value}")
+    assert code == 2 and not stdout and flag in stderr and value in stderr and "Traceback" not in stderr
+
+
 ROW = dict.fromkeys(COLUMNS, 0.5)
 RECORD = {"epoch": 1, "loss": 2.0, "accuracy": 0.1, "patterns": dict.fromkeys("123", ROW)}
-DAMAGES = {"nothing": "[]", "half of it": "[1", "an epoch that is not evaluated": json.dumps([{"epoch": 1}]),
-           "no pattern": json.dumps([RECORD | {"patterns": {"1": ROW, "2": ROW}}])}
+DAMAGES = {
+    "nothing": "[]", "an object": "{}", "an epoch that is not evaluated": [{"epoch": 1}], "half of it": "[1", "a number": "3",
+    "a row without columns": [RECORD | {"patterns": {"1": {"mAP": 0.5}}}], "null": "null", "records of null": [None],
+    **{f"no {name}": [RECORD, {key: value for key, value in RECORD.items() if key != name}] for name in ("epoch", "accuracy")},
+    **{f"no {name}": [RECORD | {"patterns": RECORD["patterns"] | {"2": {key: ROW[key] for key in ROW if key != name}}}]
+       for name in COLUMNS},
+    "no pattern": [RECORD | {"patterns": {"1": ROW, "2": ROW}}], "patterns of null": [RECORD | {"patterns": None}],
+    "an epoch of 400 digits": [RECORD | {"epoch": 10**400}], "a loss of 400 digits": [RECORD | {"loss": 10**400}],
+    "a loss that is no number": [RECORD | {"loss": float("nan")}], "a text for a number": [RECORD | {"accuracy": "0.5"}],
+}
 
 
 @pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, kind, tool):
-    (tmp_path / "metrics.json").write_text(DAMAGES[kind])
+    content = DAMAGES[kind]
+    content = json.dumps(content) if isinstance(content, list) else content
+    (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     code, _, stderr = command(tool.main, "--run", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):
+    for modality in MODALITIES:
+        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
+            if "_cam1_" not in path.name:
+                path.unlink()
+    assert "has a match in the gallery" in fails(test_net.main, *cli_args_for(own_root, "--weight", small_weights))

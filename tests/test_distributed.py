@@ -1,23 +1,32 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
 import json
-import shutil
+import os
+import re
 import signal
 import subprocess
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import two_processes
-from commands import ROOT, SMALL, near, records_of
+from commands import (
+    CONFIG,
+    ROOT,
+    SMALL,
+    assert_same_hits,
+    cases_of,
+    checkpoint_file,
+    cli_args_for,
+    near,
+    records_of,
+)
 from interrupted import call
-from launch import command_of, free_port, kill_one_of_two, torchrun, wait_for
+from launch import command_of, kill_one_of_two, torchrun, wait_for
 from numeric import assert_close, seeded
+from test_search_command import rows_of
 from tiny import MODEL
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.engine import distributed
-from demo_sdtps.modeling.backbones import make_backbone
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
@@ -110,16 +119,16 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
-    """SIGTERM to torchrun, as a cluster sends it, or SIGHUP of a lost terminal, somewhere in the run; the rest of it is as if
-    nothing had happened."""
+    """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
-    starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
     try:
         wait_for(starter, output / "metrics.json")
-        starter.send_signal(number)
+        os.killpg(starter.pid, number)
         starter.wait(180)
     finally:
         starter.kill()
@@ -135,42 +144,21 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
 
 @pytest.mark.slow
 def test_an_error_of_one_process_ends_all(own_root, tmp_path):
-    """The image is in one process's share only: its sentence is reported, and the other does not wait for it."""
+    """The image is in one process's part only: its sentence names the rank, and the other process does not wait for it."""
     sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
     more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
     done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
     assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
+    assert re.search(r"^error: rank \d: The image", done.stderr, re.M)
     assert "train_net.py\", line" not in done.stderr  # no stack trace of either process
 
 
-DIFFERENCES = {
-    "the configuration": (("SOLVER.SEED", "7", "SOLVER.BASE_LR", "0.5"),
-                          "SOLVER.BASE_LR is 0.005 in rank 0 and 0.5 in rank 1"),
-    "the processor": ((), "the precision of SOLVER.AMP is torch.bfloat16 in rank 0 and None in rank 1"),
-    "the test set": ((), "the data 'query NI' is 32 entries with the digest "),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", [
-    *(pytest.param(what, marks=pytest.mark.soak) for what in ("the configuration", "the processor")), "the test set"])
-def test_processes_that_differ_end_with_one_sentence(tiny_root, own_root, tmp_path, what):
-    """They neither wait for each other nor compute."""
-    more, expected = DIFFERENCES[what]
-    for rank, root in enumerate((tiny_root, own_root)):
-        (tmp_path / str(rank)).mkdir()
-        (tmp_path / str(rank) / "data").symlink_to(root)
-    if what == "the test set":
-        first, second, *_ = sorted((own_root / "RGBNT201" / "test" / "NI").iterdir())
-        shutil.copy(second, first)
-    precision = "auto" if what == "the processor" else "off"
-    done = torchrun("tests/unlike_ranks.py", tmp_path, *words("data", tmp_path / "run", "SOLVER.AMP", precision), "--", *more)
-    assert done.returncode == 1 and done.stderr.count("error: The processes of this run do not agree: ") == 1
-    assert expected in done.stderr and "train_net.py\", line" not in done.stderr and "SIGABRT" not in done.stderr
-    assert {path.name for path in tmp_path.glob("code *")} == {"code 2 of rank 0", "code 2 of rank 1"}
-    processes = [path.name.split()[1] for path in tmp_path.glob("process *")]
-    assert len(processes) == 2 and not any(Path(f"/proc/{process}").exists() for process in processes)
-    assert not (tmp_path / "run").exists()
+def test_processes_that_see_other_data_or_configurations(monkeypatch):
+    """Both are told by every process; the configuration is that of rank 0."""
+    monkeypatch.setattr(distributed, "all_gather_object", lambda thing: [thing, "of rank 1"])
+    with pytest.raises(UserError, match="see different files; let them see the same files"):
+        distributed.check_equal("of rank 0", "files")
+    distributed.check_equal("of rank 1", "files")
 
 
 def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypatch):
@@ -179,28 +167,10 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypa
     code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
     assert code == 2 and "torchrun --nproc_per_node" in stderr and not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"batches of 4 identities .* 3 processes cannot share equally"):
+    with pytest.raises(UserError, match=r"batches of 4 identities .* 3 processes cannot divide equally"):
         distributed.check_launch(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL))
-    with pytest.raises(UserError, match="batches of 32 captions, which 3 processes cannot share equally"):
-        distributed.check_shares(load_cfg(None, ["SOLVER.IMS_PER_BATCH", "32"]), 32, "captions")
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_one_process_reads_what_training_begins_with(tiny_root, tmp_path):
-    """The pretrained weights, and last.pth of a run that goes on; the numbers are those of one process."""
-    weights, pretrained = tmp_path / "backbone.pth", ("MODEL.PRETRAIN_PATH_T", tmp_path / "backbone.pth")
-    torch.save(make_backbone(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL), 1).vit.state_dict(), weights)
-    assert call(words(tiny_root, tmp_path / "1", *pretrained, "SOLVER.MAX_EPOCHS", "1")) == 0
-    for epochs, watched, more in ((1, weights, ()), (2, tmp_path / "2" / "last.pth", ("RESUME", "auto"))):
-        seen = tmp_path / f"who opened {watched.name}"
-        seen.mkdir()
-        done = torchrun("tests/opened_by.py", seen, watched, "train_net",
-                        *words(tiny_root, tmp_path / "2", *pretrained, "SOLVER.MAX_EPOCHS", epochs, *more))
-        assert done.returncode == 0 and [path.name for path in seen.iterdir()] == ["opened by rank 0"], done.stderr
-        assert records_of(tmp_path / "2")[-1]["epoch"] == epochs
-    one, two = (records_of(tmp_path / number)[1] for number in "12")
-    assert_close(two["loss"], one["loss"], *roundings(6))
+    with pytest.raises(UserError, match="batches of 32 captions, which 3 processes cannot divide equally"):
+        distributed.check_divisible(load_cfg(None, ["SOLVER.IMS_PER_BATCH", "32"]), 32, "captions")
 
 
 def test_the_old_flag_is_understood(tiny_root, tmp_path, command):
@@ -217,26 +187,44 @@ def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     kill_one_of_two(output / "metrics.json", "train_net.py", *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"))
 
 
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.AMP", "off"])
+    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth", cfg)
+
+
 @pytest.mark.slow
-def test_two_processes_that_cannot_fetch_their_weights_end_with_one_sentence(tiny_root, tmp_path):
-    hub = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16, 16]", "INPUT.SIZE_TRAIN", "[64, 64]",
-           "INPUT.SIZE_TEST", "[64, 64]", "MODEL.PRETRAIN_PATH_T", "hub")
-    done = torchrun("train_net.py", *words(tiny_root, tmp_path / "run", *hub))
-    assert done.returncode != 0 and done.stderr.count("timm could not download") == 1, done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_two_processes_evaluate_like_one(command, weights, tmp_path):
+    from demo_sdtps import test_net
+
+    words = ("--weight", weights, "TEST.MISS", "all", "--json")
+    code, _, stderr = command(test_net.main, *words, tmp_path / "1.json")
+    assert code == 0, stderr
+    done = torchrun("test_net.py", *words, tmp_path / "2.json")
+    assert done.returncode == 0 and done.stdout.count("return pattern") == 1, done.stderr
+    one, two = (cases_of(tmp_path / name) for name in ("1.json", "2.json"))
+    assert list(one) == list(two) and all(two[case] == near(record) for case, record in one.items())
+
+
+@pytest.mark.slow
+def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
+    from demo_sdtps.tools import search
+
+    gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
+    words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]
+    code, _, stderr = command(search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv")
+    assert code == 0, stderr
+    done = torchrun("tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv")
+    assert done.returncode == 0, done.stderr
+    assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))
 
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_processes_wait_longer_than_torch_does_by_default(tmp_path):
-    done = torchrun("tests/waits_long.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text() == "('read', {'x': tensor([1.])}, 'read')"
-
-
-def test_a_process_that_never_starts_is_waited_for_a_limited_time(monkeypatch):
-    for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(distributed, "START", timedelta(seconds=1))
-    with pytest.raises(UserError, match="Not all of the 2 processes of this run have started"):
-        distributed.met()
+@pytest.mark.parametrize("mistake", [(["--weight", "none.pth"], "do not exist; give a checkpoint"),
+                                     (["--bogus"], "unrecognized arguments: --bogus")], ids=["weights", "flag"])
+def test_a_mistake_ends_all_processes(weights, tmp_path, mistake):
+    words, said = mistake
+    done = torchrun("test_net.py", "--weight", weights, "--json", tmp_path / "x.json", *words)
+    assert done.returncode == 1 and said in done.stderr and "test_net.py\", line" not in done.stderr
+    assert not (tmp_path / "x.json").exists() and not done.stdout

@@ -1,125 +1,21 @@
-"""Output files: refused before the work where they cannot be written, whole or absent after it, and never the wrong file."""
+"""Outputs: checked before the work, written as a whole; and folders that one process uses at a time (config/files.py)."""
+import errno
 import os
 import resource
-import stat
+import signal
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from commands import CONFIG, ONE_LINE, ROOT, SMALL, contents
 
+from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import atomic_write, check_output_file, temporaries
+from demo_sdtps.config.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
 from demo_sdtps.engine.checkpoint import save_whole
-
-
-def write(path, text="new"):
-    with atomic_write(path) as temporary:
-        temporary.write_text(text)
-
-
-def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
-    path = tmp_path / "new" / "folder" / "x.json"
-    with atomic_write(path) as temporary:
-        temporary.write_text("1")
-        assert not path.exists()
-    assert path.read_text() == "1"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_failure_leaves_the_old_file(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text("old")
-    with pytest.raises(RuntimeError, match="half"), atomic_write(path) as temporary:
-        temporary.write_text("ne")
-        raise RuntimeError("half-way")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_files_of_the_user_beside_the_output_stay(tmp_path):
-    """Also those with the name that an earlier release wrote to first: a link there overwrote its target."""
-    (tmp_path / "target").write_text("mine")
-    (tmp_path / "x.json.part").symlink_to(tmp_path / "target")
-    (tmp_path / "y.json.part").write_text("mine")
-    for name in ("x.json", "y.json"):
-        write(tmp_path / name)
-    assert (tmp_path / "target").read_text() == (tmp_path / "y.json.part").read_text() == "mine"
-    assert (tmp_path / "x.json.part").is_symlink() and (tmp_path / "x.json").read_text() == "new"
-
-
-def test_temporary_files_are_new_ones_and_what_a_kill_leaves_is_known(tmp_path):
-    with atomic_write(tmp_path / "x.json") as one, atomic_write(tmp_path / "x.json") as other, \
-            atomic_write(tmp_path / "y.json"):
-        assert one != other
-        (tmp_path / "x.json.part").touch()
-        (tmp_path / ".x.json.mine.part").touch()
-        assert temporaries(tmp_path, ["x.json", "z.json"]) == sorted([one, other])
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_permissions_follow_the_umask_like_those_of_any_file(tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        write(tmp_path / "x.json")
-        (tmp_path / "ordinary").touch()
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "x.json").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
-
-
-IRREGULAR = {"a link": lambda path: path.symlink_to(path.parent / "target.json"),
-             "a link to nothing": lambda path: path.symlink_to(path.parent / "nothing"), "a pipe": os.mkfifo}
-
-
-@pytest.mark.parametrize("kind", IRREGULAR)
-def test_what_is_no_regular_file_is_not_replaced(tmp_path, kind):
-    path, target = tmp_path / "x.json", tmp_path / "target.json"
-    target.write_text("mine")
-    IRREGULAR[kind](path)
-    before = path.lstat()
-    for attempt in (lambda: write(path), lambda: check_output_file(path, ".json", overwrite=True)):
-        with pytest.raises(UserError, match=r"x\.json exists and is not a regular file"):
-            attempt()
-    assert os.path.samestat(before, path.lstat()) and target.read_text() == "mine" and len(list(tmp_path.iterdir())) <= 2
-
-
-@pytest.mark.parametrize("name", ["x.npz", "new/folder/x.npz"])
-def test_places_that_can_be_written(tmp_path, name):
-    assert check_output_file(tmp_path / name, ".npz") == tmp_path / name
-    assert not list(tmp_path.iterdir()), "the check itself writes nothing"
-
-
-@pytest.mark.parametrize("name", ["x.npy", "x", "folder.npz", "file/x.npz"])
-def test_places_that_cannot(tmp_path, name):
-    (tmp_path / "folder.npz").mkdir()
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"must be a file ending in \.npz"):
-        check_output_file(tmp_path / name, ".npz")
-
-
-def test_an_output_that_exists_needs_overwrite(tmp_path):
-    (tmp_path / "x.npz").touch()
-    with pytest.raises(UserError, match=r"x\.npz already exists; choose another, or pass --overwrite"):
-        check_output_file(tmp_path / "x.npz", ".npz")
-    assert check_output_file(tmp_path / "x.npz", ".npz", overwrite=True)
-
-
-INPUTS = ("weights.pth", "hard.pth", "data/RGBNT201/x.pth", "data/RGBNT201/test/new/x.pth", "way/x.pth", "elsewhere/x.pth")
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_an_output_is_no_input_and_not_in_the_data_set(tmp_path, name):
-    """Named directly, by a hard link, or by way of links to folders, from outside the data set or within it."""
-    (tmp_path / "data" / "RGBNT201" / "test").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "data" / "RGBNT201" / "query").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "way").symlink_to(tmp_path / "data" / "RGBNT201" / "test")
-    (tmp_path / "weights.pth").touch()
-    (tmp_path / "hard.pth").hardlink_to(tmp_path / "weights.pth")
-    inputs = [None, "", "nowhere", tmp_path / "weights.pth", str(tmp_path / "data" / "RGBNT201")]
-    with pytest.raises(UserError, match="which this command reads"):
-        check_output_file(tmp_path / name, ".pth", True, inputs)
-    assert check_output_file(tmp_path / "data" / "x.pth", ".pth", False, inputs)
 
 
 @contextmanager
@@ -133,8 +29,116 @@ def full_disk(limit=1000):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_cannot_be_written_is_reported(tmp_path):
-    with pytest.raises(UserError) as raised, full_disk():
-        save_whole({"a": torch.zeros(100_000)}, tmp_path / "x.pth")
-    assert f"The output {tmp_path / 'x.pth'} cannot be written (File too large); " in str(raised.value)
+def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
+    path = tmp_path / "new" / "x.json"
+    with atomic_write(path) as temporary:
+        temporary.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+    with atomic_write(path, previous=path.with_name("before")) as temporary:
+        temporary.write_text("second")
+    assert path.read_text() == "second" and path.with_name("before").read_text() == "first"
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, 1)
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    with pytest.raises(UserError, match=r"x.json cannot be written \(File too large\); free some space"), full_disk():
+        save_whole({"a": torch.zeros(100_000)}, path)
+    assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_command_leaves_is_replaced(tmp_path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from demo_sdtps.config.files import atomic_write
+with atomic_write(Path({str(tmp_path / "x.json")!r})) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert not (tmp_path / "x.json").exists() and len(list(tmp_path.iterdir())) == 1
+    write_json(tmp_path / "x.json", 2)
+    assert list(contents(tmp_path)) == ["x.json"]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "folder.npz", "file/x.npz"])
+def test_places_that_cannot_be_written(tmp_path, name):
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"must be a file ending in .npz in a folder that can be written"):
+        check_output_file(tmp_path / name, ".npz")
+
+
+def test_an_output_that_exists_needs_overwrite_and_is_no_input(tmp_path):
+    path = tmp_path / "data" / "x.npz"
+    assert check_output_file(path, ".npz") == path
+    write_json(path, 1)
+    with pytest.raises(UserError, match="already exists; choose another, or pass --overwrite"):
+        check_output_file(path, ".npz")
+    assert check_output_file(path, ".npz", overwrite=True, inputs=[None, "", tmp_path / "other"]) == path
+    for read, relation in ((path, "is"), (tmp_path / "data", "lies in")):
+        with pytest.raises(UserError, match=f"x.npz {relation} .*, which this command reads"):
+            check_output_file(path, ".npz", overwrite=True, inputs=[read])
+
+
+def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
+    file = tmp_path / "new" / "folder" / LOCK
+    with locked(file, "OUTPUT_DIR x"):
+        with pytest.raises(UserError, match="OUTPUT_DIR x is in use by another process"), locked(file, "OUTPUT_DIR x"):
+            raise AssertionError
+        assert file.exists()
     assert not list(tmp_path.iterdir())
+    with locked(file, "OUTPUT_DIR x"):
+        (file.parent / "result").touch()
+    assert list(contents(tmp_path)) == ["new/folder/result"]
+
+
+def test_the_lock_of_a_killed_process_is_free_though_its_loading_processes_live(tmp_path):
+    program = f"""
+import multiprocessing, os, signal, time
+from pathlib import Path
+from demo_sdtps.config.files import locked
+with locked(Path({str(tmp_path / LOCK)!r}), "it"):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    child.start()
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(done.stdout.readline())
+    assert done.wait() == -signal.SIGKILL
+    try:
+        with locked(tmp_path / LOCK, "it"):
+            assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        done.stdout.close()
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with locked(tmp_path / LOCK, "OUTPUT_DIR x"):
+        assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
+
+
+@pytest.mark.parametrize(("main", "words"), [(train_net.main, ()), (train_net.main, ("--overwrite",)),
+                                             (train_net.main, ("RESUME", "auto")), (train_seps.main, ())])
+def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, command, main, words):
+    config = CONFIG if main is train_net.main else ROOT / "configs" / "SEPS" / "shapes.yml"
+    with locked(tmp_path / "run" / LOCK, "it"):
+        code, _, stderr = command(main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words)
+    assert code == 2 and stderr.startswith(ONE_LINE) and "in use by another process" in stderr and not list(tmp_path.iterdir())
+
+
+def test_an_output_dir_in_the_data_set_is_refused(tiny_root, command):
+    code, _, stderr = command(train_net.main, "--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, "OUTPUT_DIR",
+                              tiny_root / "RGBNT201" / "run")
+    assert code == 2 and "lies in" in stderr and not (tiny_root / "RGBNT201" / "run").exists()

@@ -23,7 +23,6 @@ from demo_sdtps.datasets.loaders import (
     TripletDataset,
     batches,
     collate,
-    stop_workers,
     test_loader,
     train_loader,
     use_cache,
@@ -187,43 +186,48 @@ def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, wor
     assert "\n" not in message and "Traceback" not in message and type(raised.value) is UserError
 
 
-@pytest.mark.parametrize("make", [train_loader, test_loader])
-def test_loading_processes_end_with_a_loop_that_is_left(tiny_root, no_process_left, make):
-    """By themselves and at once: exit code 0 is that of one that nobody had to signal after a time-out."""
-    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", "2", "TEST.IMS_PER_BATCH", "8")
-    loader = make(cfg, read_splits(cfg, ("train",))["train"])
+def loading(root, *opts):
+    """A training loader with two processes."""
+    cfg = config(root, "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", *opts)
+    return train_loader(cfg, read_splits(cfg, ("train",))["train"])
+
+
+def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(tiny_root, no_process_left):
+    loader, before = loading(tiny_root), set(active_children())
+    list(batches(loader))
+    workers = set(active_children()) - before
     loaded = batches(loader)
-    before = active_children()
-    first = next(loaded)
-    workers = set(active_children()) - set(before)
-    loaded.close()
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    assert torch.equal(next(batches(loader))[1], first[1])  # which starts new ones, and leaves them
+    next(loaded)
+    loaded.close()  # in the middle of an epoch
+    assert len(list(batches(loader))) == len(loader) and set(active_children()) - before == workers
+    del loaded, loader
 
 
-def test_loading_processes_wait_for_the_next_epoch_until_they_are_stopped(tiny_root, no_process_left):
-    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", "2")
-    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
-    before = active_children()
-    list(batches(loader))
-    workers = set(active_children()) - set(before)
-    list(batches(loader))
-    assert set(active_children()) - set(before) == workers
-    stop_workers(loader)
-    assert [worker.exitcode for worker in workers] == [0, 0]
+def test_a_loading_process_that_is_killed_is_reported(tiny_root):
+    before = set(active_children())
+    loader = loading(tiny_root)
+    loaded = batches(loader)
+    next(loaded)
+    with pytest.raises(UserError, match=r"The loading processes failed \(DataLoader worker .* lower DATALOADER.NUM_WORKERS"):
+        os.kill((set(active_children()) - before).pop().pid, signal.SIGKILL)
+        for _ in loaded:
+            time.sleep(0.5)
+        raise AssertionError
 
 
-def test_a_process_that_is_late_for_the_next_epoch_is_waited_for(tiny_root, no_process_left, monkeypatch):
-    """As one is after a pause of the machine; the wait for a batch is checked more often than this lasts."""
-    monkeypatch.setattr(loaders, "CHECK", 0.1)
-    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", 1)
-    loader = test_loader(cfg, read_splits(cfg)["query"])
-    first = [labels.tolist() for _, labels, _ in batches(loader)]
-    (process,) = active_children()
-    os.kill(process.pid, signal.SIGSTOP)
-    threading.Timer(0.6, os.kill, (process.pid, signal.SIGCONT)).start()
-    assert [labels.tolist() for _, labels, _ in batches(loader)] == first
-    stop_workers(loader)
+def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkeypatch):
+    """For as long as it may take to finish the step; Ctrl-C they ignore."""
+    monkeypatch.setattr(loaders, "GRACE", 2)
+    before, loader = set(active_children()), loading(tiny_root)
+    loaded = batches(loader)
+    next(loaded)
+    workers = set(active_children()) - before
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for worker in workers:
+            os.kill(worker.pid, number)
+        time.sleep(0.5)
+        assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
+    assert len(list(loaded)) == len(loader) - 1
 
 
 def test_a_damaged_image_is_reported_while_the_cache_is_filled(own_root):

@@ -14,7 +14,7 @@ from test_files import full_disk
 
 import demo_sdtps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.lock import locked
+from demo_sdtps.config.files import locked
 from demo_sdtps.engine.search.store import LOCK
 from demo_sdtps.tools import search, search_page
 
@@ -226,7 +226,7 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(searche
 def test_an_index_is_used_by_one_command_at_a_time(searched, place):
     with locked(place / "kept" / LOCK, "The index"):
         code, stdout, stderr = searched("--index", "kept")
-    assert code == 2 and "The index kept is in use by process" in stderr and not stdout
+    assert code == 2 and "The index kept is in use by another process" in stderr and not stdout
     assert not (place / "kept").exists()
 
 

@@ -74,7 +74,7 @@ def test_a_resumed_run_computes_with_its_own_number_of_threads(tiny_root, tmp_pa
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["machine"]["threads"] == before + 1
     assert record["resumptions"][0]["machine"]["threads"] == before + (not by_user)
-    assert ("the run was begun with threads" in (tmp_path / "run" / "log.txt").read_text()) == by_user
+    assert ("the run started with threads" in (tmp_path / "run" / "log.txt").read_text()) == by_user
 
 
 def test_the_range_of_the_demo_is_students_prediction_interval():

@@ -34,7 +34,7 @@ def main() -> None:
 
 def own(rows: torch.Tensor) -> torch.Tensor:
     """This process's share of the rows."""
-    return torch.stack(distributed.share(rows))
+    return torch.stack(distributed.shard_for_rank(rows))
 
 
 def steps(cfg) -> dict:
@@ -53,17 +53,17 @@ def steps(cfg) -> dict:
     losses = []
     for _ in range(STEPS):
         output = network({modality: own(image) for modality, image in images.items()}, own(cameras))
-        logits, features = ({name: distributed.gathered(part) for name, part in parts.items()} for parts in output[:2])
-        auxiliary = None if output.auxiliary is None else distributed.gathered(output.auxiliary)
-        loss, _ = total_loss(cfg, TrainingOutput(logits, features, auxiliary), distributed.gathered(own(labels)),
+        logits, features = ({name: distributed.all_gather(part) for name, part in parts.items()} for parts in output[:2])
+        auxiliary = None if output.auxiliary is None else distributed.all_gather(output.auxiliary)
+        loss, _ = total_loss(cfg, TrainingOutput(logits, features, auxiliary), distributed.all_gather(own(labels)),
                              model.head_weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
-    return {"losses": losses, "state": model.state_dict(), "shared": distributed.share(range(5)),
-            "of batch": distributed.share(range(8)),
+    return {"losses": losses, "state": model.state_dict(), "shared": distributed.shard_for_rank(range(5)),
+            "of batch": distributed.shard_for_rank(range(8)),
             "rows": distributed.all_gather_rows(own(rows), len(rows)),
             "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
             "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import write_json
-from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, missing_table, reid_caption
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.tools.analysis import Analysis, add_limits, analyse, analysed_case, as_json
 from demo_sdtps.tools.figures import HIT, MISS, np, plt, save
 

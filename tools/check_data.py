@@ -6,15 +6,15 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import Parser, add_output, config_parser, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import data_folders, read_splits, reader_of
 from demo_sdtps.datasets.counts import Counts, count_splits, differences, published_counts
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _config_file() -> str | None:
     """The value of --config_file, by whose keys the parser is made."""
-    parser = Parser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config_file")
     return parser.parse_known_args()[0].config_file
 

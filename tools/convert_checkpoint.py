@@ -8,10 +8,10 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
 from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
 
@@ -20,7 +20,7 @@ BACKBONE, BACKBONE_PREFIX = "backbone", "backbone.vit."
 
 
 def main() -> None:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
                     "stay bit-identical. test_net.py reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "

@@ -6,6 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 import os
 import platform
 import statistics
@@ -16,9 +17,8 @@ from typing import Any
 
 from scipy import stats
 
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
+from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
 from demo_sdtps.config.files import read_json, write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.run.record import command, commit
 
@@ -34,7 +34,8 @@ CONFIDENCE = 0.95
 
 
 def main() -> None:
-    parser = Parser(description="Print the mAP of `make demo` beside the README's, and the range in which that of another "
+    parser = argparse.ArgumentParser(
+        description="Print the mAP of `make demo` beside the README's, and the range in which that of another "
                                 "processor or seed lies. With --json, measure this range: train the demo with several seeds, "
                                 "on this processor as it is and without its newer instructions (a minute or two each).")
     parser.add_argument("--run", type=Path, metavar="DIR", help="OUTPUT_DIR of make demo")

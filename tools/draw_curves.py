@@ -6,10 +6,10 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
+import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
@@ -19,7 +19,7 @@ IMAGE = "curves.png"
 
 
 def main() -> None:
-    parser = Parser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
+    parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
     add_output(parser, "--output", ".png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()

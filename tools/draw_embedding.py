@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
-from demo_sdtps.config.printing import console, print_lines
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.embedding import METHODS, check_method, embed
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.tools.figures import np, plt, save, spread
 
 LABELS = ("identity", "camera")
@@ -51,7 +49,7 @@ def main() -> None:
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_method(arguments.method, len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    logging.basicConfig(level=logging.INFO, handlers=[console()])
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     logger.info("%s of %d features …", METHODS[arguments.method], len(chosen))  # the libraries have no progress bar
     points = embed(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
     print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.colour or LABELS, arguments.output))

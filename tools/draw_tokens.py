@@ -12,14 +12,12 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, run
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.reports import options
 from demo_sdtps.engine.evaluation.selection import check_context, check_selection
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.engine.runtime import choose_precision, inference
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities

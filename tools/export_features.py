@@ -17,20 +17,17 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_overwrite, config_parser, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_apart, check_output_file
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, locked
 from demo_sdtps.config.load import with_values
-from demo_sdtps.config.lock import locked
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
-from demo_sdtps.datasets.loaders import stop_workers, test_loader
+from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.engine import distributed
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.evaluation.extraction import extract_features
 from demo_sdtps.engine.evaluation.protocol import normalise
 from demo_sdtps.engine.feature_sets import LABELS, columns_of, samples_digest
-from demo_sdtps.engine.load import load_model_and_data, parse_in_all
+from demo_sdtps.engine.load import load_model_and_data, weight_flag
 from demo_sdtps.engine.search.gallery import origin_of
 from demo_sdtps.engine.search.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.modeling import DeMo
@@ -60,8 +57,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the features in shards (default: float32)")
     parser.add_argument("--normalise", action="store_true", help="L2-normalise the features, as evaluation does")
     add_overwrite(parser, "replace an output that exists, which is refused otherwise; shards are all exported anew")
-    with distributed.processes():
-        arguments, cfg = parse_in_all(parser)
+    with distributed.init_distributed():
+        arguments, own = parse(parser)
+        cfg = distributed.broadcast_from_main(lambda: own)
         check_output(arguments, cfg)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
@@ -83,7 +81,7 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
     """Write the features of all samples as one file."""
-    loader = test_loader(cfg, distributed.share(samples))
+    loader = test_loader(cfg, distributed.shard_for_rank(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
@@ -112,9 +110,8 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
         done = distributed.broadcast_from_main(lambda: store.shards)
         missing = [shard for shard in parts if shard not in done]
         for shard in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
-            loader = test_loader(settings, parts[shard])
-            features = in_dtype(chosen(cfg, arguments, extract_features(settings, model, loader)), arguments.dtype)
-            stop_workers(loader)
+            features = chosen(cfg, arguments, extract_features(settings, model, test_loader(settings, parts[shard])))
+            features = in_dtype(features, arguments.dtype)
             store.write(shard, features.numpy(), columns_of(parts[shard]))
         distributed.all_gather_object(None)
         if distributed.is_main():

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write
-from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.checkpoint import weight_flag
 from demo_sdtps.engine.extractor import Extractor, make_extractor, mean_camera
+from demo_sdtps.engine.load import weight_flag
 from demo_sdtps.modeling import DeMo
 
 INPUTS, OUTPUTS = ("rgb", "ni", "ti", "camera"), tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)

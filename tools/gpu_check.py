@@ -35,9 +35,8 @@ from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.seps import seps_speed_rows
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
 from demo_sdtps.config.files import write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.tools import bundle
@@ -95,7 +94,7 @@ PARTS = {
 
 
 def main() -> None:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         description="Check on a GPU what the tests check on a CPU, and what a CPU cannot tell, and measure the speed beside "
                     "DeMo's\nplain formulation, within --minutes. The exit code is 1 where a part has failed, or was not run: "
                     "the last lines\nsay which, and why (no time was left, or the interpreter lacks a module). What needs a "

@@ -27,8 +27,8 @@ from io import StringIO
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
-from demo_sdtps.config.files import temporaries, write_json
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, run
+from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.engine.run.output import BEST, LAST, METRICS, OWN, PREVIOUS
 from demo_sdtps.engine.run.record import FINISHED, read_record
@@ -56,7 +56,7 @@ NOT_COMPARED = ("/meter/waited", "/meter/seconds", "/config")  # durations and p
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     made.add_argument("--kills", type=positive_int, default=20, metavar="N", help="number of interruptions")
     made.add_argument("--command", choices=CLI_ARGS, default="train_net", help="command that is killed")
     made.add_argument("--epochs", type=positive_int, default=10, metavar="N", help="epochs of the training")
@@ -141,7 +141,7 @@ def killed(command: list[str], output: Path, options: argparse.Namespace, second
         # The expected sum of all delays is about the duration of the training.
         time.sleep(random.Random(f"{options.seed} {number}").uniform(0, 2 * seconds / (options.kills + 1)))
         if number % SAVING_EVERY == SAVING_EVERY - 1:
-            wait_until(process, lambda: bool(temporaries(output, (LAST,))), interval=0.0005)
+            wait_until(process, (output / f".{LAST}.part").exists, interval=0.0005)
         if process.poll() is not None:
             wait_for_end(process, log)
             return
@@ -231,7 +231,7 @@ def wait_for_end(process: subprocess.Popen, log: Path) -> None:
 
 def activity(output: Path) -> str:
     """What a killed run was doing, according to its files."""
-    if saving := [name for name in OWN if temporaries(output, (name,))]:
+    if saving := [name for name in OWN if (output / f".{name}.part").exists()]:
         return f"saving {', '.join(saving)}"
     if not (output / LAST).exists():
         return "between two renames" if (output / PREVIOUS).exists() else "before the first save"

@@ -14,9 +14,8 @@ from PIL import Image
 from torchvision.transforms.v2.functional import resize
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_regular
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.files import atomic_write
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
@@ -60,8 +59,6 @@ def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Itera
     places = [MODALITIES.index(modality) for modality in modalities]
     wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
     counts["kept"] = len(files) - len(wanted)
-    for path in wanted:
-        check_regular(path)
     for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
         images = decode_triplet(sample.paths)
         mask = united([segment(images[place]) for place in places])

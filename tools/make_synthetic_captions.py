@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import run
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.cli import print_lines, run
 from demo_sdtps.config.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes

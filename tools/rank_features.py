@@ -1,4 +1,5 @@
 """mAP and CMC of exported features, larger than the memory: python tools/rank_features.py --query Q --gallery G"""
+import argparse
 import sys
 from pathlib import Path
 
@@ -12,10 +13,9 @@ import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import Parser, add_output, check_outputs, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, write_json
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.engine.distributed import check_single
 from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
 from demo_sdtps.engine.evaluation.streaming import evaluate_stream
@@ -28,9 +28,10 @@ MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
 
 def main() -> None:
-    parser = Parser(description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and "
-                                "Rank-k as test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or "
-                                "folders of shards. The queries are in memory, the gallery's shards are read one by one.")
+    parser = argparse.ArgumentParser(
+        description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and Rank-k as "
+                    "test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or folders of shards. "
+                    "The queries are in memory, the gallery's shards are read one by one.")
     parser.add_argument("--query", type=Path, required=True, metavar="Q", help="features of the queries")
     parser.add_argument("--gallery", type=Path, required=True, metavar="G", help="features of the gallery")
     parser.add_argument("--feat_norm", choices=("yes", "no"), default="yes",

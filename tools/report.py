@@ -7,11 +7,10 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, run
+from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.config.printing import print_lines
 from demo_sdtps.datasets import data_folders
 from demo_sdtps.engine.checkpoint import stored_config
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features

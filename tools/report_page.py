@@ -13,7 +13,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import positive_int
 from demo_sdtps.config.files import atomic_write
-from demo_sdtps.config.printing import Lines, printable
 from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key
@@ -67,13 +66,13 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=printable(Path(cfg.OUTPUT_DIR).resolve().name), caption=printable(reid_caption(cfg, data)), sections=SECTIONS,
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), sections=SECTIONS,
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
         missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
         left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
         key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
-        settings=Lines(*cfg.dump().splitlines()), content=content, style=source("report.css"),
+        settings=cfg.dump(), content=content, style=source("report.css"),
         scripts=[get_plotlyjs(), *map(source, SCRIPTS)])
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -104,7 +103,7 @@ def left_out(data: TestData, found: Analysis, samples: int, thumbnails: int) -> 
 def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
     where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
-    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": printable(Path(sample.paths[0]).name)}
+    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": Path(sample.paths[0]).name}
 
 
 def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str, object]:

@@ -17,16 +17,14 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, check_outputs, config_parser, positive_int, run
+from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import atomic_write, check_apart
-from demo_sdtps.config.lock import locked
-from demo_sdtps.config.printing import print_lines
+from demo_sdtps.config.files import atomic_write, check_apart, locked
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
 from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
-from demo_sdtps.engine.distributed import is_main, processes
+from demo_sdtps.engine.distributed import broadcast_from_main, check_equal, init_distributed, is_main
 from demo_sdtps.engine.extractor import make_extractor
-from demo_sdtps.engine.load import check_same_files, parse_in_all, prepare_evaluation
+from demo_sdtps.engine.load import prepare_evaluation
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
 from demo_sdtps.engine.search.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
 from demo_sdtps.engine.search.nearest import COLUMNS, Hits, nearest, reranked, write_csv
@@ -67,9 +65,9 @@ def main() -> None:
                         help="order the K nearest of each query by k-reciprocal re-ranking, and show the first of them")
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="features: 1 original, 2 enhanced, 3 both (default: 3)")
-    with processes():
-        arguments, cfg = parse_in_all(parser)
-        search(arguments, cfg)
+    with init_distributed():
+        arguments, own = parse(parser)
+        search(arguments, broadcast_from_main(lambda: own))
 
 
 def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
@@ -84,13 +82,13 @@ def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     for warning in unread_files(arguments.gallery):
         logger.warning("%s", warning)
-    check_same_files({"the gallery": gallery, "the query": queries})
+    check_equal((gallery, queries), "images")
     with ExitStack() as stack:
         index = None
         if is_main():
             stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
-        extract = extraction(make_extractor(cfg, several=True), arguments.return_pattern)
+        extract = extraction(make_extractor(cfg), arguments.return_pattern)
         features, unread = extract(queries)  # before the gallery, which may take hours
         check_read(unread, "replace or remove them.")
         changes = update(index, gallery, extract)

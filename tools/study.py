@@ -33,9 +33,8 @@ import signal
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import Parser, add_overwrite, positive_int, run
+from demo_sdtps.config.cli import add_overwrite, positive_int, print_lines, run
 from demo_sdtps.config.files import atomic_write, check_output_file, write_json
-from demo_sdtps.config.printing import console, print_lines
 from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.engine.run.record import command
@@ -52,7 +51,7 @@ QUICK = {"SOLVER.MAX_EPOCHS": 1, "SOLVER.WARMUP_ITERS": 0}
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")
@@ -68,7 +67,7 @@ def main() -> None:
     add_overwrite(parser)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
     arguments = parser.parse_intermixed_args()
-    logging.basicConfig(level=logging.INFO, handlers=[console()])
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
 
     study = read_study(arguments.study)

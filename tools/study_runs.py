@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -17,8 +16,7 @@ from typing import Any
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import read_json
-from demo_sdtps.config.lock import locked
+from demo_sdtps.config.files import locked, read_json
 from demo_sdtps.config.progress import progress
 from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.engine.evaluation.selection import selects_patches
@@ -29,7 +27,6 @@ from demo_sdtps.tools.study_file import Variant
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
-POLL = 1.0  # seconds between two looks whether another study has ended
 
 Failures = dict[tuple[str, int], str]  # the reason of every failure, by the variant's name and seed
 
@@ -47,7 +44,6 @@ class Processes:
         self.alive: set[subprocess.Popen] = set()
         self.lock = threading.Lock()
         self.is_stopped = False
-        self.told: set[str] = set()
 
     def run(self, arguments: list[str], log: Path) -> str:
         """Run a script to its end, append its output to `log`, return the reason of a failure or ''. Raises `StoppedError`."""
@@ -66,15 +62,6 @@ class Processes:
         if process.returncode == 2 and last.startswith("error: "):
             return last.removeprefix("error: ")
         return f"it ended with code {process.returncode}; see {log}" if process.returncode else ""
-
-    def wait(self, sentence: str) -> None:
-        """Wait a while for another study, and say so once. Raises `StoppedError`."""
-        if self.is_stopped:
-            raise StoppedError
-        if sentence not in self.told:
-            self.told.add(sentence)
-            logger.info("%s; waiting for its end", sentence)
-        time.sleep(POLL)
 
     def stop(self) -> None:
         with self.lock:
@@ -119,7 +106,7 @@ def _run_steps(sharing: list[tuple[Variant, int]], study: dict[str, Any],
     outcomes = []
     variant, seed = sharing[0]
     folder = variant.run_folder(seed)
-    with locked(folder.with_suffix(".lock"), f"The run {folder}", processes.wait):
+    with locked(folder.with_suffix(".lock"), f"The run {folder}", wait=True):
         for variant, seed in sharing:
             log = folder.with_suffix(".log")
             for command, output in steps(variant, seed, study):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.common import UserError
-from demo_sdtps.config.printing import prepare_streams, print_error
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
 from demo_sdtps.plug_in.patch import BY_HAND, patch
@@ -37,12 +36,11 @@ def main() -> None:
                         help="checkpoint that the script loads, in place of the file named in its text")
     parser.add_argument("script", metavar="SCRIPT", help="train_net.py or test_net.py of the checkout")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    prepare_streams()
     words = parser.parse_args()
     try:
         launch(Path(words.script), words.arguments, words.weight, words.fast)
     except UserError as error:
-        print_error(error.args[0])
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -25,7 +25,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
 
     `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
     number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
-    process's share of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
+    process's part of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
     finite or too large, an image that cannot be read, and TEST.MISS all without `cases`.
     """
     if cases is None:

@@ -12,7 +12,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.distributed import broadcast_from_main, share
+from demo_sdtps.engine.distributed import broadcast_from_main, shard_for_rank
 from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
 from demo_sdtps.engine.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.engine.evaluation.reranking import k_reciprocal
@@ -50,7 +50,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
     return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, share(samples)), matched)
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, shard_for_rank(samples)), matched)
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:

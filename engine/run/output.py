@@ -1,6 +1,4 @@
 """The files of a run: their names, metrics.json, TensorBoard and Weights & Biases."""
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -8,9 +6,9 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import temporaries, write_json
+from demo_sdtps.config.files import write_json
 from demo_sdtps.engine.distributed import is_main
-from demo_sdtps.engine.run.tracking import FOLDER, is_tracking, wandb_run
+from demo_sdtps.engine.run.tracking import wandb_run
 
 METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
@@ -23,34 +21,26 @@ Board = Callable[[Mapping[str, float], int], None]
 
 
 def own_files(output: Path) -> list[Path]:
-    """What is in the folder under the names of a run's files, also links to nothing, and its folder of Weights & Biases."""
-    files = [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if os.path.lexists(path)]
-    return [*files, output / FOLDER] if is_tracking(output / FOLDER) else files
+    """What is in the folder under the names of a run's files."""
+    return [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if path.exists()]
 
 
-def make_output(output: Path) -> Path:
+def make_output(output: Path) -> None:
     """Make the folder and remove the files of an earlier run in it. Raises `UserError` where it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        # Those by which a run is recognised last: a start that is killed here leaves a folder that another start takes.
-        for file in sorted(own_files(output), key=lambda file: file.name in (CONFIG, RECORD)):
-            shutil.rmtree(file) if file.name == FOLDER else file.unlink()
+        # config.yml last: a start that is killed here leaves a folder in which RESUME auto starts the same run.
+        for file in sorted(own_files(output), key=lambda file: file.name == CONFIG):
+            file.unlink()
     except OSError as error:
         raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
-    return output
-
-
-def remove_temporaries(output: Path) -> None:
-    """Remove what a run that was killed while it wrote has left."""
-    for file in temporaries(output, OWN):
-        file.unlink()
 
 
 @contextmanager
 def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Iterator[list[Board]]:
     """The boards of a run: TensorBoard's, and that of Weights & Biases with SOLVER.WANDB; none but in the main process.
 
-    A run is resumed from epoch `first` on. Raises `UserError` where a board cannot start or TensorBoard's file not be written.
+    A run is resumed from epoch `first` on. Raises `UserError` where Weights & Biases cannot start.
     """
     with ExitStack() as stack:
         boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
@@ -64,20 +54,13 @@ def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
     """Earlier points from epoch `first` on are hidden."""
     from torch.utils.tensorboard import SummaryWriter  # training alone needs it, and its import is slow
 
-    with _writing(output):
-        writer = SummaryWriter(output, purge_step=first)
-
-    def write(scalars: Mapping[str, float], epoch: int) -> None:
-        with _writing(output):
+    with SummaryWriter(output, purge_step=first) as writer:
+        def write(scalars: Mapping[str, float], epoch: int) -> None:
             for name, value in scalars.items():
                 writer.add_scalar(name, value, epoch)
             writer.flush()  # before a checkpoint counts the epoch as done
 
-    try:
         yield write
-    finally:
-        with _writing(output):
-            writer.close()
 
 
 def write_records(records: list[dict], output: Path, boards: list[Board], scalars: Mapping[str, float]) -> None:
@@ -85,12 +68,3 @@ def write_records(records: list[dict], output: Path, boards: list[Board], scalar
     write_json(output / METRICS, records)
     for write in boards:
         write(scalars, records[-1]["epoch"])
-
-
-@contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"TensorBoard's file in {output} cannot be written ({error.strerror or error}); free some space or "
-                        "choose another OUTPUT_DIR.") from None

@@ -1,8 +1,7 @@
 """Whether a command starts or resumes a run (RESUME), and from which checkpoint."""
 import logging
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,15 +10,13 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.config.shortage import shortage
-from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS
-from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
-from demo_sdtps.engine.run.state import NEVER_EMPTY, STATE
+from demo_sdtps.engine.run.output import CONFIG, LAST, PREVIOUS, own_files
+from demo_sdtps.engine.run.state import STATE
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
-    "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what is in it
+    "DATASETS.ROOT_DIR",  # the data's folder; engine/run/data.py compares what files are in it
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
@@ -59,7 +56,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
     run would be lost."""
     output = Path(cfg.OUTPUT_DIR)
     if cfg.RESUME == "no":
-        check_replaceable(output, overwrite, cfg.MODEL.PRETRAIN_PATH_T)
+        check_replaceable(output, overwrite)
         return None
     if overwrite:
         raise UserError(f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out.")
@@ -73,9 +70,17 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
         if is_same:
             logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
         return None
-    check_resumable(output)
     found = read_last(output)
     return Resumed(found.state, found.path, (*found.warnings, *check_config(cfg, found, schema)))
+
+
+def check_replaceable(output: Path, overwrite: bool) -> None:
+    """Raise `UserError` where the folder holds a file with the name of one of a run's, unless `overwrite` allows to replace
+    it."""
+    found = own_files(output)
+    if found and not overwrite:
+        raise UserError(f"OUTPUT_DIR {output} already holds a run ({found[0].name}); choose another OUTPUT_DIR, pass "
+                        "--overwrite to replace it, or RESUME yes to continue it.")
 
 
 def read_last(output: Path) -> Resumed:
@@ -114,44 +119,21 @@ def _read(path: Path) -> Mapping:
     """The content of a last.pth. Raises `UserError`, without a full stop, where it is damaged or not one of ours."""
     if not path.exists():
         raise UserError(f"{path} is missing")
-    if path.is_file():
-        path.open("rb").close()  # a file that may not be read is not damaged: the `PermissionError` ends the command
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
         state = load_torch(path)
-    except (OSError, *LOAD_ERRORS) as error:
-        if shortage(error) or isinstance(error, MemoryError):  # the file may be whole
-            raise
+    except PermissionError:
+        raise
+    except (OSError, *LOAD_ERRORS):
         raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
     held = state if isinstance(state, Mapping) else {}
-    wrong = [name for name, kind in STATE.items() if not isinstance(held.get(name), kind)] or [
-        *(name for name in NEVER_EMPTY if not held[name]), *(["step"] if held["step"] < 0 else ()),
-        *(["epoch"] if held["epoch"] != _last_epoch(held["records"]) else ())]
-    if wrong:
-        raise UserError(f"{path} holds no state to continue from (no {wrong[0]!r} in it, or another than training writes)")
+    missing = [name for name in STATE if name not in held]
+    if missing:
+        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it)")
     return held
-
-
-def _last_epoch(records: Sequence) -> object:
-    """The epoch of the last record, 0 without any."""
-    last = records[-1] if records else {"epoch": 0}
-    return last.get("epoch") if isinstance(last, Mapping) else None
-
-
-@contextmanager
-def restoring(path: Path) -> Iterator[None]:
-    """Inside, an error by which the state in `path` shows to be another than training writes is raised as `UserError`."""
-    try:
-        yield
-    except LOAD_ERRORS as error:
-        if shortage(error) or isinstance(error, MemoryError):
-            raise
-        raise UserError(f"The run cannot continue from {path}, whose state is not as training writes it "
-                        f"({type(error).__name__}: {' '.join(str(error).split())}); restore the file, or start the run again "
-                        "with --overwrite and without RESUME.") from error
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:

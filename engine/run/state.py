@@ -1,26 +1,19 @@
 """The state of a training: everything that the next step depends on, as plain tensors, numbers and texts."""
 import random
-import zlib
 from collections.abc import Mapping
-from functools import reduce
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from yacs.config import CfgNode
 
 from demo_sdtps.datasets.samplers import EpochBatchSampler
 
-STATE = {"model": Mapping, "epoch": int, "config": str, "step": int, "best": float, "records": list, "meter": Mapping,
-         "optimizers": list, "scaler": Mapping, "random": list, "data": Mapping | int}
-"""Entries of last.pth that resuming needs, and their types: `epoch` epochs are done, and `step` steps of the next.
+STATE = ("model", "epoch", "config", "step", "best", "records", "meter", "optimizers", "scaler", "random")
+"""Entries of last.pth that resuming needs: `epoch` epochs are done, and `step` steps of the next.
 
 Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
-of an epoch follow from the seed (datasets/samplers.py). `data` is the fingerprint of the data (engine/run/data.py), in
-checkpoints of earlier versions `names_crc`."""
-NEVER_EMPTY = ("model", "config", "meter", "optimizers", "random")
+of an epoch follow from the seed (datasets/samplers.py)."""
 
 
 def random_states() -> dict[str, object]:
@@ -41,13 +34,6 @@ def set_random_states(states: Mapping) -> None:
     if torch.cuda.is_available():
         for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
-
-
-def names_crc(cfg: CfgNode, loader: DataLoader) -> int:
-    """A CRC-32 of the training files' names below DATASETS.ROOT_DIR, in their order."""
-    root, dataset = str(Path(cfg.DATASETS.ROOT_DIR)), dataset_of(loader)
-    names = (file.removeprefix(root) for index in range(len(dataset)) for file in dataset.files(index))
-    return reduce(lambda found, name: zlib.crc32(name.encode(errors="surrogateescape"), found), names, 0)
 
 
 def dataset_of(loader: DataLoader) -> Any:

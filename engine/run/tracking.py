@@ -3,14 +3,11 @@
 WANDB_MODE (online, offline, disabled), WANDB_ENTITY and the other variables of wandb count as usual.
 """
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import yaml
 from yacs.config import CfgNode
@@ -19,10 +16,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.engine.distributed import is_main
 
-FOLDER = "wandb"
 RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-(?P<id>[0-9a-f]{16})")  # the identifiers of wandb itself have 8 characters
-LINK = re.compile(r"latest-run|debug[\w.-]*\.log")
-CACHE = "WANDB_CACHE_DIR"
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +27,9 @@ def check_tracking(cfg: CfgNode) -> None:
         return
     check_extra("SOLVER.WANDB", "wandb", {"wandb": "wandb"})
     if is_main():
-        with _service() as wandb, _starting():
+        import wandb
+
+        with _starting():
             if wandb.setup().settings.mode == "online":
                 wandb.login(verify=False)
 
@@ -44,64 +40,40 @@ def wandb_run(cfg: CfgNode, output: Path, is_resumed: bool) -> Iterator[Callable
 
     Raises `UserError` where wandb cannot start. Where it fails later, a warning says so and the training goes on.
     """
+    import wandb
+
     known = run_ids(output) if is_resumed else []
-    with _service() as wandb:
-        with _starting():
-            run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow",
-                             id=known[-1] if known else secrets.token_hex(8), config=yaml.safe_load(cfg.dump()),
-                             settings=wandb.Settings(console="off", disable_git=True, silent=True))
-        logger.info("Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled")
-        is_alive = True
+    with _starting():
+        run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow",
+                         id=known[-1] if known else secrets.token_hex(8), config=yaml.safe_load(cfg.dump()),
+                         settings=wandb.Settings(console="off", disable_git=True, silent=True))
+    logger.info("Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled")
+    is_alive = True
 
-        def write(scalars: Mapping[str, float], epoch: int) -> None:
-            nonlocal is_alive
-            try:
-                if is_alive:
-                    run.log(dict(scalars), step=epoch)
-            except Exception as error:  # of any kind, as its service may end at any time
-                is_alive = False
-                logger.warning("Weights & Biases receives nothing more of this run (%s); TensorBoard and metrics.json go on",
-                               error)
-
-        failed = 1
+    def write(scalars: Mapping[str, float], epoch: int) -> None:
+        nonlocal is_alive
         try:
-            yield write
-            failed = 0
-        finally:
-            with suppress(Exception):  # as above
-                run.finish(exit_code=failed)
+            if is_alive:
+                run.log(dict(scalars), step=epoch)
+        except Exception as error:  # of any kind, as its service may end at any time
+            is_alive = False
+            logger.warning("Weights & Biases receives nothing more of this run (%s); TensorBoard and metrics.json go on", error)
+
+    exit_code = 1
+    try:
+        yield write
+        exit_code = 0
+    finally:
+        try:
+            run.finish(exit_code=exit_code)
+        except Exception as error:  # as above
+            logger.warning("Weights & Biases did not finish the run (%s)", error)
 
 
 def run_ids(output: Path) -> list[str]:
     """The identifiers of the folders of runs in OUTPUT_DIR/wandb, from the earliest to the latest."""
-    found = [match for path in (output / FOLDER).glob("*") if (match := RUN.fullmatch(path.name))]
+    found = [match for path in (output / "wandb").glob("*") if (match := RUN.fullmatch(path.name))]
     return [match["id"] for match in sorted(found, key=lambda match: match[0].removeprefix("offline-"))]
-
-
-def is_tracking(folder: Path) -> bool:
-    """Whether a folder holds what `wandb_run` makes wandb write, and nothing else."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    names = [path.name for path in folder.iterdir()]
-    return any(map(RUN.fullmatch, names)) and all(RUN.fullmatch(name) or LINK.fullmatch(name) for name in names)
-
-
-@contextmanager
-def _service() -> Iterator[ModuleType]:
-    """wandb, whose service and cache end with the context."""
-    import wandb
-
-    before = os.environ.get(CACHE)
-    with TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        os.environ[CACHE] = before or cache
-        try:
-            yield wandb
-        finally:
-            os.environ.pop(CACHE)
-            if before is not None:
-                os.environ[CACHE] = before
-            with suppress(Exception):  # the service may have ended already
-                wandb.teardown()
 
 
 @contextmanager

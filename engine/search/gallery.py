@@ -17,7 +17,7 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable
-from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, share
+from demo_sdtps.engine.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
 from demo_sdtps.engine.extractor import UNSHARED, Extractor
 from demo_sdtps.engine.runtime import choose_device, choose_precision
 from demo_sdtps.engine.search.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
@@ -121,7 +121,7 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
         return reid.features(*zip(*(triplet.paths for triplet in triplets), strict=True), pattern=pattern)
 
     def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, dict[str, str]]:
-        own, unread = share(triplets), {}
+        own, unread = shard_for_rank(triplets), {}
         try:
             rows = features(own)
         except UserError:
