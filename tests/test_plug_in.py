@@ -161,7 +161,8 @@ def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
     with torch.no_grad(), margins() as found:
         cases = [missing_modalities(cfg.TEST.MISS)]
         (patterns,) = model.extract_features(result["images"], torch.arange(BATCH) % CAMERAS, cases)
-    assert min(found, default=1) > tolerance(*PATH, *PATH)  # all keep the same patches
+    # All keep the same patches: the miniature draws by its weights' names, whatever TEST_SEED is, and these draws are clear.
+    assert min(found, default=1) > tolerance(*PATH, *PATH)
     for pattern, expected in result["patterns"].items():
         for feature in (patterns[pattern], *(small[pattern] for small in result["small_patterns"].values())):
             assert_close(feature, expected[:len(feature)], *PATH, *PATH)
@@ -210,10 +211,12 @@ def test_gumbel_changes_gradients_alone(results):
     assert_identical(plain["outputs"], gumbel["outputs"])
     assert_identical(plain["outputs"], warm["outputs"])
     names = [name for name in plain["gradients"] if "score_predictor" in name]
-    for one, other, third in zip(*(map(result["gradients"].get, names) for result in (plain, gumbel, warm)), strict=True):
+    found = [[result["gradients"][name] for name in names] for result in (plain, gumbel, warm)]
+    for one, other, third in zip(*found, strict=True):
         assert not torch.equal(one, other)
         assert not torch.equal(other, third)
-        assert max(other.norm(), third.norm()) < 10 * one.norm()
+    one, *others = (torch.cat([gradient.flatten() for gradient in each]).norm() for each in found)  # a single one may cancel
+    assert max(others) < 10 * one
 
 
 def test_gumbel_selection_changes_training_alone(results):

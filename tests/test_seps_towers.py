@@ -200,7 +200,7 @@ def test_words_in_context_differ(bert):
     tower = TextTower(cfg_with(bert), pretrained=True).eval()
     words = torch.tensor([[2, 6, 8, 3]])
     apart = (tower(words, torch.tensor([3])) - tower(words, torch.tensor([4])))[0, 0]
-    assert apart.norm() > 1e-3
+    assert apart.norm() > 1e-4  # of some 1e-3, where roundings are below 1e-6
 
 
 def test_the_tokenizer_is_the_towers(bert):
