@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable, Iterable
 
 import torch
+from demo_sdtps.benchmarks.limits import limit_rows
+from demo_sdtps.benchmarks.scale import scale_rows
 
 from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.data import data_rows
-from demo_sdtps.benchmarks.limits import limit_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
-from demo_sdtps.benchmarks.scale import scale_rows
 from demo_sdtps.benchmarks.search import compressed_rows, search_rows
 from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows

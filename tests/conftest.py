@@ -11,6 +11,7 @@ import pytest
 
 # Threads that wait give their core away: the tests run beside processes of their own. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import golden_cases
 import torch
 
 # The tests, and the processes that they start, import demo_sdtps from this checkout, installed or not, by a folder that holds
@@ -55,6 +56,35 @@ def pytest_collection_modifyitems(items):
 def pytest_pycollect_makeitem(name, obj):
     """`test_loader` and other functions of the package are no tests, though their names begin like those of tests."""
     return [] if getattr(obj, "__module__", "").startswith("demo_sdtps") else None
+
+
+def pytest_generate_tests(metafunc):
+    """Tests of golden cases run on a GPU too, without those of the slow references and of learning rates, which never do."""
+    name = metafunc.definition.nodeid
+    if hasattr(metafunc.module, "load_case") and "golden" in name and "agree" not in name and "schedule" not in name:
+        metafunc.parametrize("golden_device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True)
+
+
+@pytest.fixture
+def gpu():
+    """The GPU, or the device that GPU_TEST_DEVICE names; the test is skipped without one. float32 is float32 there."""
+    device = torch.device(os.environ.get("GPU_TEST_DEVICE", "cuda"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    return device
+
+
+@pytest.fixture(autouse=True)
+def golden_device(request):
+    """Inside, golden cases and new tensors are on the CPU or, for the parameter "gpu", on the GPU."""
+    if getattr(request, "param", "cpu") == "cpu":
+        yield
+        return
+    golden_cases.DEVICE = request.getfixturevalue("gpu")
+    with golden_cases.DEVICE:
+        yield
+    golden_cases.DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

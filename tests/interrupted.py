@@ -5,11 +5,11 @@ import sys
 from contextlib import contextmanager
 from unittest import mock
 
+import torch
 from commands import SMALL
 
 from demo_sdtps import train_net
 from demo_sdtps.config.cli import run
-from demo_sdtps.tools.kill_test import differing
 
 RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",
           "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.GRAD_CLIP", "5")
@@ -63,3 +63,30 @@ def terminate():
 def assert_same(reference, output):
     """Weights, optimisers, random states, metrics: all to the last bit."""
     assert not differing(reference, output)
+
+
+DURATIONS_AND_PATHS = ("/meter/waited", "/meter/seconds", "/config")  # in last.pth, which differ between equal runs
+
+
+def differing(reference, output):
+    """The entries of metrics.json, last.pth and best.pth in which two runs differ."""
+    found = [] if (reference / "metrics.json").read_bytes() == (output / "metrics.json").read_bytes() else ["metrics.json"]
+    for name in ("last.pth", "best.pth"):
+        one, other = (dict(leaves(torch.load(folder / name, weights_only=True))) for folder in (reference, output))
+        found += [f"{name} {key}" for key in sorted(one.keys() ^ other.keys())]
+        found += [f"{name} {key}" for key in sorted(one.keys() & other.keys())
+                  if key not in DURATIONS_AND_PATHS and not equal(one[key], other[key])]
+    return found
+
+
+def leaves(content, name=""):
+    """Tensors, numbers and texts in nested mappings and sequences, with their paths."""
+    if isinstance(content, (dict, list, tuple)):
+        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from leaves(value, f"{name}/{key}")
+    else:
+        yield name, content
+
+
+def equal(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -1,60 +1,52 @@
-"""Trainings that are really killed, at random moments and while they save (tools/kill_test.py)."""
-import json
+"""A run that is killed resumes from its last checkpoint and ends bit-equal."""
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
+from commands import ROOT
+from interrupted import EVERY_STEP, assert_same, cli_args_for, differing
 
-from demo_sdtps.tools import kill_test
+MOMENTS = {"after a save": lambda output: True, "while it saves": lambda output: any(output.glob("*.part"))}
+
+
+def start(root, output):
+    words = map(str, cli_args_for(root, "OUTPUT_DIR", output, "RESUME", "auto", *EVERY_STEP))
+    return subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *words], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE)
+
+
+def last_save(output):
+    path = output / "last.pth"
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, monkeypatch, capsys):
-    """Killed at any moment, and likewise: one of two starts at once is refused, SIGHUP saves, a full /dev/shm is named."""
-    monkeypatch.setattr(kill_test, "KINDS", tuple(dict.fromkeys(kill_test.KINDS)))
-    kill_test.main(["--kills", str(len(kill_test.KINDS)), "--epochs", "3", "--json", str(tmp_path / "x.json")])
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert not found["differences"] and {kill["kind"] for kill in found["kills"]} == {*kill_test.KINDS}
-    assert f"{len(kill_test.KINDS)} kills" in capsys.readouterr().out
+def test_a_killed_run_ends_bit_equal(tiny_root, tmp_path):
+    for killed_at in ((), MOMENTS.values()):
+        output = tmp_path / ("killed" if killed_at else "undisturbed")
+        for is_moment in killed_at:
+            before, process = last_save(output), start(tiny_root, output)
+            while last_save(output) in (None, before) or not is_moment(output):
+                assert process.poll() is None, "it ended before its kill"
+                time.sleep(0.0005)
+            process.kill()
+            process.communicate()
+            assert process.returncode == -signal.SIGKILL
+        process = start(tiny_root, output)
+        said = process.communicate()[1]
+        assert process.returncode == 0, said
+    assert_same(tmp_path / "undisturbed", tmp_path / "killed")
 
 
-def test_each_round_of_kills_has_all_kinds():
-    size = len(kill_test.KINDS)
-    for seed in range(3):
-        kinds = [kill_test.kind_of(seed, number) for number in range(3 * size)]
-        assert {*kinds} == {*kill_test.KINDS} and kinds[:size] != kinds[size:2 * size]
-        assert all(sorted(kinds[start:start + size]) == sorted(kill_test.KINDS) for start in range(0, 3 * size, size))
-
-
-def test_a_run_that_ends_before_its_kill_is_followed_by_another(tmp_path, monkeypatch):
-    """The first run here is over before each of its kills; the others are as long as wanted."""
-    asked = []
-
-    def kills(command, output, options, seconds, numbers):
-        asked.append(list(numbers))
-        yield from ({"after": 0.0} for _ in numbers if len(asked) > 1)
-
-    for name, stand_in in (("make_data", lambda *_: []), ("uninterrupted", lambda *_: 1.0), ("killed", kills),
-                           ("differing", lambda *_: [])):
-        monkeypatch.setattr(kill_test, name, stand_in)
-    found = kill_test.kill_test(tmp_path, kill_test.parser().parse_args(["--kills", "2"]))
-    assert asked == [[0, 1], [1, 2]] and (len(found["kills"]), found["runs"]) == (2, 2)
-
-
-def test_differences_are_found(tmp_path):
+def test_differences_of_two_runs_are_found(tmp_path):
     for name, changed in (("one", 0.0), ("other", 1e-9)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.json").write_text(name)
         for file in ("last.pth", "best.pth"):
             torch.save({"model": {"a": torch.tensor([changed])}, "epoch": 1, "meter": {"seconds": changed}},
                        tmp_path / name / file)
-    found = kill_test.differing(tmp_path / "one", tmp_path / "other")
-    assert found == ["metrics.json", "last.pth /model/a", "best.pth /model/a"]
-    assert not kill_test.differing(tmp_path / "one", tmp_path / "one")
-
-
-def test_the_table_says_whether_runs_differ():
-    kill = {"kind": "SIGKILL", "run": 1, "after": 0.5, "during": "saving last.pth", "log": "from the beginning"}
-    found = {"command": "train_net", "epochs": 2, "runs": 1, "kills": [kill], "differences": []}
-    assert "bit for bit" in kill_test.table(found) and "1 of them while saving" in kill_test.table(found)
-    assert "DIFFER from" in kill_test.table(found | {"differences": ["run 1: metrics.json"]})
+    assert differing(tmp_path / "one", tmp_path / "other") == ["metrics.json", "last.pth /model/a", "best.pth /model/a"]
+    assert not differing(tmp_path / "one", tmp_path / "one")

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, SCORES
+from demo_sdtps.engine.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.engine.runtime import compile_model, inference
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
@@ -17,7 +18,6 @@ from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.selectors import position
 from demo_sdtps.modeling.selectors.base import Context
 from demo_sdtps.modeling.selectors.position import Position, RunningDistinctness
-from demo_sdtps.tools.profile_flops import count_macs, tokens_of_hdm
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
