@@ -1,10 +1,7 @@
-"""Benchmarks of search in large galleries: exact by faiss beside torch, and compressed by IVF-PQ (docs/search.md)."""
+"""Benchmark of exact search in a large gallery, by faiss beside torch (docs/search.md)."""
 import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,20 +9,16 @@ import torch.nn.functional as F
 
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
 from demo_sdtps.engine.evaluation.metrics import squared_distances
-from demo_sdtps.engine.search.approximate import extend, make, search, within
 from demo_sdtps.engine.search.nearest import Hits, nearest
 from demo_sdtps.engine.search.stack import Stack
 from demo_sdtps.engine.search.store import PART_ROWS, Index, check_files, read_index
 
-T = TypeVar("T")
-
 GIB = 2**30
-TOP, CANDIDATES = 10, 100
+TOP = 10
 PER_IDENTITY = 21  # gallery samples per identity, as in Market-1501
 LATENT = 32  # dimensions in which identities differ
 OWN, NOISE = 0.5, 0.3  # deviations of a sample from its identity in these dimensions, and from them in all
 BLOCK = 1 << 16
-ID_BYTES = 8  # of a number, which both IVF and its map of numbers have
 QUERIES = -1  # block number of the queries
 
 
@@ -45,44 +38,6 @@ def search_rows(quick: bool = False) -> list[Row]:
         memory = peak_memory(search_index, folder, queries, gallery, width) / GIB
     return [speed_row(f"exact search of {size}", seconds), Row("… check of the index on disk", None, check, "s", None),
             Row("… peak memory", None, memory, "GiB", None, "≤ 4 GiB", memory <= 4)]
-
-
-def compressed_rows(quick: bool = False) -> list[Row]:
-    """IVF-PQ of a gallery that is generated block by block: time, recall@10, and memory of a process with the codes alone."""
-    queries, sample, gallery, width = (20, 10, 2000, 64) if quick else (1000, 200, 10_000_000, 512)
-    spent = [0.0]
-
-    def read(number: int) -> np.ndarray:
-        started = time.perf_counter()
-        found = block(number, min(BLOCK, gallery - number * BLOCK), gallery, width)
-        spent[0] += time.perf_counter() - started
-        return found
-
-    stack = Stack([min(BLOCK, gallery - start) for start in range(0, gallery, BLOCK)], read)
-    wanted = block(QUERIES, queries, gallery, width)
-
-    def timed(work: Callable[[], T]) -> tuple[T, float]:
-        """The result, and seconds without those in which features are generated."""
-        started, before = time.perf_counter(), spent[0]
-        return work(), time.perf_counter() - started - (spent[0] - before)
-
-    index, training = timed(partial(make, "ivfpq", stack))
-    _, adding = timed(lambda: extend(index, stack, np.arange(gallery), np.ones(gallery, bool)))
-    rows, seconds = timed(partial(search, index, wanted, CANDIDATES))
-    exact, whole = timed(partial(nearest, wanted[:sample], stack, [""] * gallery, TOP))
-    codes = within(index)
-    held = gallery * (codes.pq.M + 2 * ID_BYTES)
-    kept = gallery * width * wanted.itemsize
-    names = [f"IVF-PQ of {gallery:,}, width {width}: training of {codes.nlist:,} lists and {codes.pq.M} bytes",
-             "… compression of the gallery",
-             f"… {CANDIDATES} candidates of a query, {queries:,} at a time, beside its exact search, {sample:,} at a time",
-             "… codes, beside the features", f"… recall@{TOP} of the codes alone",
-             f"… recall@{TOP} of {CANDIDATES} candidates in the order of their features"]
-    values = [(None, training, "s"), (None, adding, "s"), (whole / sample, seconds / queries, "s"),
-              (kept / GIB, held / GIB, "GiB"), (None, share(rows[:sample, :TOP], exact), ""),
-              (None, share(rows[:sample], exact), "")]
-    return [Row(name, reference, ours, unit, reference and reference / ours)
-            for name, (reference, ours, unit) in zip(names, values, strict=True)]
 
 
 def block(number: int, rows: int, gallery: int, width: int) -> np.ndarray:
@@ -130,8 +85,3 @@ def search_index(folder: str, queries: int, gallery: int, width: int) -> None:
     """What tools/search.py does with features of queries."""
     index = opened(Path(folder))
     nearest(block(QUERIES, queries, gallery, width), index.features(), index.names, TOP)
-
-
-def share(rows: np.ndarray, exact: Hits) -> float:
-    """Share of the exact hits (Q, top) that are among the rows (Q, count)."""
-    return float(np.mean([np.isin(hits, found).mean() for hits, found in zip(exact.rows, rows, strict=True)]))

@@ -63,6 +63,7 @@ def test_fused_attention_equals_plain(gpu, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
 def test_compiled_blocks_equal_others(gpu):
     if gpu.type == "cpu" and (missing := missing_for_compilation()):
         pytest.skip(f"there is no {missing}")

@@ -10,10 +10,9 @@ if __name__ in ("__main__", "__mp_main__"):
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import Parser, add_output, check_outputs, run
 from demo_sdtps.config.printing import print_lines
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, evaluated, read_records
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
-from demo_sdtps.tools.run_records import evaluated, read_records
 
 IMAGE = "curves.png"
 
