@@ -66,7 +66,7 @@ docs: setup
 
 # Without `setup`: a machine with a GPU may have no package index. GPU_TEST_DEVICE=cpu tries the tests without a GPU.
 gpu-check:
-	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' || { echo "error: \
+	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
 	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
 	$(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/test_gpu.py $$(grep -l load_case tests/test_*.py)
 	$(GPU_PY) benchmarks/run.py --device cuda model evaluation ranking reranking seps --overwrite --json runs/gpu_check.json

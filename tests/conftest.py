@@ -35,6 +35,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
+GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else None)
+"""The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_endurance", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
            "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_selectors")
@@ -59,29 +61,30 @@ def pytest_pycollect_makeitem(name, obj):
 
 
 def pytest_generate_tests(metafunc):
-    """Tests of golden cases run on a GPU too, without those of the slow references and of learning rates, which never do."""
+    """Where there is a GPU, tests of golden cases run there too, but for those of the slow references and of learning rates."""
     name = metafunc.definition.nodeid
-    if hasattr(metafunc.module, "load_case") and "golden" in name and "agree" not in name and "schedule" not in name:
-        metafunc.parametrize("golden_device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)], indirect=True)
+    if GPU and hasattr(metafunc.module, "load_case") and "golden" in name and "agree" not in name and "schedule" not in name:
+        metafunc.parametrize("golden_device", ["cpu", pytest.param(GPU, marks=pytest.mark.gpu, id="gpu")], indirect=True)
 
 
 @pytest.fixture
 def gpu():
-    """The GPU, or the device that GPU_TEST_DEVICE names; the test is skipped without one. float32 is float32 there."""
-    device = torch.device(os.environ.get("GPU_TEST_DEVICE", "cuda"))
-    if device.type == "cuda" and not torch.cuda.is_available():
+    """The GPU, without which the test is skipped. float32 is float32 there."""
+    if not GPU:
         pytest.skip("torch finds no GPU here")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    return device
+    return torch.device(GPU)
 
 
 @pytest.fixture(autouse=True)
 def golden_device(request):
-    """Inside, golden cases and new tensors are on the CPU or, for the parameter "gpu", on the GPU."""
-    if getattr(request, "param", "cpu") == "cpu":
+    """Inside, golden cases and new tensors are on this device."""
+    if not hasattr(request, "param"):
         yield
         return
-    golden_cases.DEVICE = request.getfixturevalue("gpu")
+    if request.param == GPU:
+        request.getfixturevalue("gpu")
+    golden_cases.DEVICE = torch.device(request.param)
     with golden_cases.DEVICE:
         yield
     golden_cases.DEVICE = torch.device("cpu")

@@ -10,17 +10,10 @@ from demo_sdtps.engine.search.stack import Stack
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "expected"), [
-    (search.search_rows, ["exact search of 20 queries in 500, width 16", "… check of the index on disk", "… peak memory"]),
-    (search.compressed_rows, ["IVF-PQ of 2,000, width 64: training of 32 lists and 8 bytes", "… compression of the gallery",
-                              "… 100 candidates of a query", "… codes, beside the features", "… recall@10 of the codes alone",
-                              "… recall@10 of 100 candidates"])])
-def test_rows(rows, expected):
-    found = rows(quick=True)
-    assert [row.what[:len(what)] for row, what in zip(found, expected, strict=True)] == expected
-    assert all(math.isfinite(row.ours) and row.ours > 0 for row in found)
-    if rows is search.compressed_rows:
-        assert found[-2].ours <= found[-1].ours <= 1
+def test_rows():
+    found = search.search_rows(quick=True)
+    expected = ["exact search of 20 queries in 500, width 16", "… check of the index on disk", "… peak memory"]
+    assert [row.what for row in found] == expected and all(math.isfinite(row.ours) and row.ours > 0 for row in found)
 
 
 def test_features_are_the_same_in_every_run_and_of_length_1():

@@ -21,7 +21,6 @@ from demo_sdtps.tools import (
     draw_ranks,
     draw_tokens,
     export_features,
-    kill_test,
     rank_features,
     report,
     search,
@@ -47,7 +46,6 @@ OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: 
           "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
                                                          path]),
           "rank_features": (rank_features.main, "x.csv", lambda path: ["--query", "q", "--gallery", "g", "--csv", path]),
-          "kill_test": (kill_test.main, "x.json", lambda path: ["--json", path]),
           "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
           "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}
 

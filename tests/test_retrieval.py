@@ -38,7 +38,7 @@ def test_against_a_sort(counts, levels):
     assert_same(found, reference.retrieval(similarity.tolist(), image_of.tolist()))
     assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
     if counts != "one image" and levels is None:
-        assert all(found[f"{way} R@1"] < 100 and 0 < found[f"{way} R@10"] for way in ("i2t", "t2i"))
+        assert all(found[f"{way} R@1"] < 100 and found[f"{way} R@10"] > 0 for way in ("i2t", "t2i"))
 
 
 def test_recalls_worked_out_by_hand():

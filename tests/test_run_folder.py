@@ -6,13 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from commands import CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL, cli_args_for, contents
+from commands import CONFIG, ONE_LINE, ROOT, SMALL, cli_args_for, contents
 from interrupted import at
 from launch import torchrun
 from seps_tiny import cli_args_for as seps_cli_args_for
@@ -22,8 +20,6 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.lock import LOCK, locked
 from demo_sdtps.engine.run.recognised import check_replaceable, check_resumable
 from demo_sdtps.engine.trainer import Trainer
-from demo_sdtps.tools import study_runs
-from demo_sdtps.tools.study_file import Variant
 
 HOLD = """
 import os, sys, time
@@ -231,31 +227,3 @@ def test_under_torchrun_one_sentence_refuses_all(tiny_root, tmp_path):
         done = torchrun("train_net.py", *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *SHORT))
     assert done.returncode == 1 and done.stderr.count("is in use by process") == 1 and "Another process" not in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_a_study_waits_for_another_with_the_same_runs(tmp_path, monkeypatch, caplog):
-    """And does not repeat what the other has finished; where it is stopped, it waits no longer."""
-    monkeypatch.setattr(study_runs, "POLL", 0.01)
-    caplog.set_level("INFO")
-    variant = Variant("x", load_cfg(CONFIG), (), (), tmp_path / "x-1")
-    folder, processes = variant.run_folder(1), study_runs.Processes(1)
-    outcome = []
-
-    def work():
-        outcome.extend(study_runs._run_steps([(variant, 1)], {"missing": False, "selection": False}, processes))
-
-    with locked(folder.with_suffix(".lock"), "it"):
-        second = threading.Thread(target=work)
-        second.start()
-        while "waiting" not in caplog.text:
-            time.sleep(0.01)
-        folder.mkdir()
-        (folder / "metrics.json").write_text(json.dumps([EPOCH]))
-        (folder / "run.json").write_text(json.dumps(RUN))
-    second.join()
-    assert outcome == [(variant, 1, "")] and not processes.alive
-    assert caplog.text.count(f"The run {folder} is in use by process {os.getpid()}") == 1
-    assert [path.name for path in Path(folder.parent).iterdir()] == ["seed_1"]
-    processes.stop()
-    with locked(folder.with_suffix(".lock"), "it"), pytest.raises(study_runs.StoppedError):
-        work()

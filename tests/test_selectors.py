@@ -19,15 +19,14 @@ from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.engine.evaluation.selection import detectors
 from demo_sdtps.engine.optim import parameter_groups
+from demo_sdtps.engine.study import as_markdown
 from demo_sdtps.modeling import make_model, sdtps
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.selectors import SELECTORS, make_selector, selector_name
 from demo_sdtps.modeling.selectors.base import Context, Selector
 from demo_sdtps.modeling.weights import from_demo, to_demo, unknown_names
 from demo_sdtps.tools import convert_checkpoint, draw_tokens, export_features, profile_flops, report, selection_quality
-from demo_sdtps.tools.study_file import make_variants, read_study
-from demo_sdtps.tools.study_runs import steps
-from demo_sdtps.tools.study_tables import as_markdown
+from demo_sdtps.tools.study import make_variants, read_study, steps
 
 PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
 ON = ("MODEL.USE_SDTPS", "False", "MODEL.SELECTOR")

@@ -1,9 +1,6 @@
 """The synthetic shapes: files, determinism, and that images and captions say the same."""
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -208,14 +205,9 @@ def test_an_image_does_not_depend_on_how_many_are_made(made, tmp_path):
     assert all(more[name] == data for name, data in ours.items() if name.startswith("images/"))
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    (["--images", "1"], "--images is 1; it must be 2 or more"), (["--test_images", "0"], "--test_images is 0"),
-    (["--dev_images", "-3"], "--dev_images is -3"), (["--captions", "0"], "--captions is 0; it must be from 1 to 20"),
-    (["--captions", "21"], "--captions is 21; it must be from 1 to 20"), (["--size", "31"], "--size is 31; it must be 32"),
-    (["--seed", "-1"], "--seed is -1")])
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
-    with pytest.raises(UserError, match=said):
-        make(tmp_path, *more)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="--captions is 21; it must be from 1 to 20"):
+        make(tmp_path, "--captions", "21")
     assert not list(tmp_path.iterdir())
 
 
@@ -224,51 +216,9 @@ def test_twenty_captions_of_every_scene_are_possible(scenes):
         assert len(set(short_captions(scene, 20, np.random.default_rng(index)))) == 20
 
 
-def test_a_run_with_the_same_arguments_writes_nothing(tmp_path, capsys):
-    folder = make(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    capsys.readouterr()
-    make(tmp_path)
-    assert capsys.readouterr().out == f"{folder} is up to date: it was made with these arguments, nothing was written.\n"
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    assert os.listdir(tmp_path) == ["shapes"]
-
-
-@pytest.mark.parametrize("lost", ["images/dev_000001.jpg", "test_ids.txt", "bert/vocab.txt"])
-def test_a_damaged_folder_is_not_up_to_date(made, tmp_path, lost):
-    folder = make(tmp_path)
-    (folder / lost).unlink()
-    with pytest.raises(UserError, match="pass --overwrite"):
-        make(tmp_path)
-    make(tmp_path, "--overwrite")
-    assert contents(folder) == contents(made) and os.listdir(tmp_path) == ["shapes"]
-
-
-@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
-def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
-    (tmp_path / "shapes").mkdir()
-    (tmp_path / "shapes" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="choose another --root"):
-        make(tmp_path, *flags)
-    assert contents(tmp_path) == {"shapes/mine.txt": b"mine"}
-
-
-def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
-    def full(folder, seed):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(make_synthetic_captions, "write_tower", full)
-    with pytest.raises(UserError, match=r"--root .*No space left on device"):
-        make(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_the_command_line(tmp_path, command):
     code, stdout, stderr = command(make_synthetic_captions.main, "--root", tmp_path / "data", *SMALL)
     assert code == 0 and stderr == ""
     assert "4 training, 2 dev and 3 test images" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
     assert json.loads((tmp_path / "data/shapes/synthetic.json").read_text())["arguments"]["size"] == 32
-    # As a script, where loading transformers would take most of the time.
-    wrong = subprocess.run([sys.executable, SCRIPT, "--root", "data", "--images", "0"], capture_output=True, text=True)
-    assert (wrong.returncode, wrong.stderr.strip().count("\n")) == (2, 0) and "--images is 0" in wrong.stderr

@@ -112,8 +112,3 @@ def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path, capsy
     capsys.readouterr()
     make(tmp_path / "loose", "--loose")
     assert "up to date" in capsys.readouterr().out
-
-
-def test_help_tells_of_it(command):
-    code, stdout, _ = command(make_synthetic.main, "--help")
-    assert code == 0 and "--loose" in stdout and "anywhere in the picture" in " ".join(stdout.split())
