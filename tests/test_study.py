@@ -258,7 +258,8 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"variants": {}}, "no variants"), ({"variants": {"a": {"sets": {}}}}, "'sets'"), ({"variants": {"a": {"set": [1]}}}, "set"),
+    ({"variants": {}}, "no variants"), ({"variants": {"a": {"sets": {}}}}, "'sets'"),
+    ({"variants": {"a": {"set": [1]}}}, "set"),
     ({"variants": {"a": {}}, "seeds": [1, 1]}, "seeds"), ({"variants": {"a": {}}, "patterns": [4]}, "patterns"),
     ({"variants": {"a": {}}}, "no configuration"), ("title: [", "cannot be read"),
     ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
@@ -299,7 +300,7 @@ def test_every_cell_of_a_table():
 
 
 def test_the_docs_have_every_study():
-    assert [path.stem for path in RESULTS] == [path.stem for path in STUDIES]
+    assert {path.stem for path in RESULTS} >= {path.stem for path in STUDIES}
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

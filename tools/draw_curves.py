@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def evaluated_run(folder: Path) -> list[dict]:
-    """The records of a run's metrics.json. Raises `UserError` as `read_records`, and where no epoch was evaluated."""
+    """The records of a run's metrics.json. Raises `UserError` where no epoch was evaluated."""
     records = read_records(folder)
     if not evaluated(records):
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "

@@ -22,8 +22,9 @@ Record = Mapping[str, Mapping[str, float]]
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run's metrics.json, one for each epoch; [] without the file."""
-    return read_json(folder / METRICS) or []
+    """The records of a run's metrics.json, one for each epoch; [] without such a file."""
+    found = read_json(folder / METRICS)
+    return found if isinstance(found, list) else []
 
 
 def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
