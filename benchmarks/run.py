@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.data import data_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
@@ -43,7 +42,6 @@ PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = { 
     "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
     "search": ("exact search in a million gallery samples", lambda quick, _: search_rows(quick)),
-    "busy": ("training beside other processes, by how threads wait for each other", lambda quick, _: busy_rows(quick)),
     "data": ("decoding, augmentation, and waiting time of training", lambda quick, _: data_rows(quick)),
 }
 
@@ -58,7 +56,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="auto (default) is a GPU if there is one; search, busy and data always run on the CPU")
+                        help="auto (default) is a GPU if there is one; search and data always run on the CPU")
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
     check_outputs(arguments)

@@ -30,8 +30,8 @@ def record_of(measured):
     return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
 
 
-@pytest.mark.parametrize("parts", [["fusion"], pytest.param(["seps", "evaluation"],
-                                                             marks=[pytest.mark.slow, pytest.mark.soak])])
+@pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
+    "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)

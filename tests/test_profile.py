@@ -119,10 +119,3 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert f"{expected:,}" in stdout.splitlines()[-1]
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("miss", ["rn", "all"])
-def test_profile_is_of_a_complete_triplet(command, tmp_path, miss):
-    outputs = [command(profile_flops.main, *cli_args_for(tmp_path, "TEST.MISS", case))[:2] for case in ("nothing", miss)]
-    assert outputs[0][0] == 0 and "backbone" in outputs[0][1]
-    assert outputs[1] == outputs[0]
