@@ -158,7 +158,7 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
 
 def _load_safetensors(path: Path) -> Weights:
     """Raises one of LOAD_ERRORS."""
-    import safetensors.torch  # where it is used: a machine with a GPU may lack it (tools/bundle.py)
+    import safetensors.torch  # where it is used: a machine with a GPU may lack it
 
     check_archive(path)
     try:

@@ -123,19 +123,6 @@ def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, fun
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 
-@pytest.mark.slow
-def test_deeplab_from_a_file(command, bare_root, deeplab_file):
-    for path in bare_root.glob("RGBNT201/test/*/*.jpg"):
-        if "_cam1_" not in path.name:
-            path.unlink()
-    words = flags(bare_root, "--model", "deeplab", "--weight", str(deeplab_file), "--side", "16", "--split", "query")
-    code, stdout, stderr = command(make_masks.main, *words)
-    assert code == 0, stderr
-    assert "Wrote 8 masks and kept 0" in stdout
-    sample = read_splits(config(bare_root), ("query",))["query"][0]
-    assert (mask_of(sample.paths[0]) == np.full((32, 16), 255)).all()
-
-
 def test_deeplab_of_another_class_finds_nothing(deeplab_file):
     segment = make_segmenter("deeplab", str(deeplab_file), "vehicle", 16, torch.device("cpu"))
     mask = segment(torch.randint(256, (3, 48, 20), dtype=torch.uint8))

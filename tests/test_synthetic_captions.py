@@ -1,7 +1,6 @@
 """The synthetic shapes: files, determinism, and that images and captions say the same."""
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -135,29 +134,12 @@ def test_captions_are_true_of_a_part(scenes):
     assert 0.3 < np.mean(shares) < 0.7
 
 
-@pytest.mark.parametrize(("place", "other", "expected"), [
-    ("at the top", "at the bottom", {"above"}), ("on the right", "on the left", {"to the right of"}),
-    ("on the left", "in the centre", {"to the left of", "next to"}),
-    ("in the bottom left corner", "in the centre", {"below", "to the left of", "next to"}),
-    ("in the bottom right corner", "at the top", {"below"}), ("in the top left corner", "on the right", {"to the left of"})])
-def test_relations(place, other, expected):
-    assert set(relations(Shape("", "", "", "", place), Shape("", "", "", "", other))) == expected
-
-
 def test_a_caption_nearly_always_tells_its_image(scenes):
     """Among the 200 of the test split, by its shapes alone."""
     wholes = [shapes_of(long_caption(scene)) for scene, _, _ in scenes]
     named = [shapes_of(caption) for _, _, captions in scenes for caption in captions[:2]]
     fitting = [sum(fits(shapes, whole) for whole in wholes) for shapes in named]
     assert min(fitting) == 1 and np.mean(np.array(fitting) > 1) < 0.06
-
-
-def test_captions_and_scenes_are_varied(scenes):
-    starts = Counter(" ".join(caption.split()[:2]) for _, _, captions in scenes for caption in captions)
-    assert {"the picture", "there is", "you can"} <= set(starts)
-    assert {len(scene.shapes) for scene, _, _ in scenes} == {2, 3, 4}
-    for name, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS), ("kind", OUTLINES), ("place", PLACES)):
-        assert {getattr(shape, name) for scene, _, _ in scenes for shape in scene.shapes} == set(words)
 
 
 def test_every_word_is_in_the_vocabulary_and_every_one_is_used(scenes):
