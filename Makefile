@@ -8,7 +8,7 @@
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about half an hour)
-# make gpu-check  checks and speed on a GPU, with .venv if it is there, else with PYTHON: the tables and runs/gpu_check.json
+# make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
 # core, at most 8), TEST_THREADS=2 the number of threads of each (default: 1).
@@ -16,6 +16,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 PRETRAIN := --config_file configs/Synthetic/Baseline.yml DATASETS.ROOT_DIR ./data/pretrain INPUT.JOINT_AUGMENTATION True \
 	SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain
@@ -63,9 +64,12 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo build/docs/index.html
 
-# Without `setup`: a machine with a GPU may have no package index.
+# Without `setup`: a machine with a GPU may have no package index. GPU_TEST_DEVICE=cpu tries the tests without a GPU.
 gpu-check:
-	$(or $(wildcard $(PY)),$(PYTHON)) tools/gpu_check.py --overwrite --json runs/gpu_check.json
+	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
+	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
+	$(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/test_gpu.py $$(grep -l load_case tests/test_*.py)
+	$(GPU_PY) benchmarks/run.py --device cuda model evaluation ranking reranking seps --overwrite --json runs/gpu_check.json
 
 test: setup
 	$(TEST) -m "not slow"

@@ -17,16 +17,15 @@ from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.model import CAMERAS, CLASSES, random_batch, training_step
 from demo_sdtps.benchmarks.rows import in_turns
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
-from demo_sdtps.config.files import read_json, write_json
+from demo_sdtps.config.files import write_json
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.engine.run.record import machine
 from demo_sdtps.engine.runtime import choose_device, choose_precision, inference
+from demo_sdtps.engine.study import draw_against, final_metric, read_result
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.tools.study_plots import draw_against
-from demo_sdtps.tools.study_tables import final_metric
 
 FLAG = "--config_file"
 
@@ -45,7 +44,7 @@ def main() -> None:
     add_output(parser, "--json", ".json", help="write the seconds to this file too")
     arguments = parser.parse_args()
     check_outputs(arguments, [arguments.study])
-    result = read_study(arguments.study)
+    result = read_result(arguments.study)
     seconds = measure({variant["name"]: config_of(variant) for variant in result["variants"]}, arguments.batch,
                       arguments.rounds)
     dense = next(iter(seconds["inference"].values()))
@@ -55,14 +54,6 @@ def main() -> None:
                  f"time of inference over that of {result['variants'][0]['name']}", result, arguments.output)
     print_lines(*table(result, seconds), "", f"{arguments.batch} triplets, {machine(choose_device(load_cfg(None)))['cpu']}, "
                 f"{torch.get_num_threads()} threads", str(arguments.output))
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """Content of a study.json. Raises `UserError` for another file."""
-    result = read_json(path)
-    if not isinstance(result, dict) or not {"variants", "patterns", "seeds", "title"} <= result.keys():
-        raise UserError(f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json.")
-    return result
 
 
 def config_of(variant: Mapping[str, Any]) -> CfgNode:

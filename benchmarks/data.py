@@ -1,10 +1,7 @@
 """Benchmarks of data: decoding and augmentation of a triplet, and the time that training waits for data."""
-import contextlib
-import io
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +18,7 @@ from demo_sdtps.engine.evaluation.protocol import make_test_data
 from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.engine.runtime import choose_device, set_seed
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools import make_synthetic
+from demo_sdtps.synthetic import pedestrians
 
 FITTING, OTHER = (256, 128), (300, 150)  # height and width on disk: as the network's input, and one that is resized
 MOST_WAITING = 1.0  # per cent of the training time
@@ -45,10 +42,7 @@ def data_rows(quick: bool) -> list[Row]:
 
 def draw(root: Path, height: int, width: int, identities: int, test_identities: int = 1) -> None:
     """Write synthetic triplets in the layout of RGBNT201, 4 of each training and test identity."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        make_synthetic.main(["--root", str(root), "--height", str(height), "--width", str(width), "--workers", "1",
-                             "--identities", str(identities), "--test_identities", str(test_identities),
-                             "--images_per_camera", "1"])
+    pedestrians.write_data_set(root / pedestrians.FOLDER, identities, test_identities, 1, height, width)
 
 
 def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:
@@ -56,15 +50,14 @@ def training_samples(root: Path) -> tuple[CfgNode, list[Sample]]:
     return cfg, read_splits(cfg, ("train",))["train"]
 
 
-def loading_seconds(root: Path, rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+def loading_seconds(root: Path, rounds: int) -> dict[str, float]:
     """Seconds per triplet of the plain formulation ('reference') and of ours, from files to normalised tensors."""
     cfg, samples = training_samples(root)
     dataset = TripletDataset(samples, [0] * len(samples), TrainTransform(cfg), cache=False)
     augment, threads = plain.train_transform(cfg), torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loading process
     seconds = in_turns("loading", {"reference": lambda: [plain.load_triplet(sample.paths, augment) for sample in samples],
-                                   "ours": lambda: [dataset[index, index] for index in range(len(samples))]}, rounds,
-                       clock=clock)
+                                   "ours": lambda: [dataset[index, index] for index in range(len(samples))]}, rounds)
     torch.set_num_threads(threads)
     return {name: found / len(samples) for name, found in seconds.items()}
 

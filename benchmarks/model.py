@@ -26,7 +26,8 @@ from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
-BATCH, FEW = 8, 2
+BATCH, FEW, GPU_BATCH = 8, 2, 64
+MIB = 2**20
 PRECISIONS = (torch.float32, torch.bfloat16)
 PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
 PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
@@ -91,6 +92,8 @@ def model_rows(quick: bool) -> Iterator[Row]:
     yield from inference_rows(quick, rates)
     yield from training_rows(quick, rates)
     yield from attention_rows(quick, rates)
+    if choose_device(configuration()).type == "cuda":
+        yield from same_precision_rows(GPU_BATCH, 1 if quick else 5)
 
 
 def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
@@ -147,7 +150,7 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
         yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
         if not precision and not quick:
             del sides, work  # frees memory for the processes that follow
-            plain_side, ours = (peak_memory(train, side, BATCH // 2) / 2**20 for side in ("reference", "ours"))
+            plain_side, ours = (peak_memory(train, side, BATCH // 2) / MIB for side in ("reference", "ours"))
             ratio = plain_side / ours
             yield Row(f"… peak memory of a process, {BATCH // 2} triplets", plain_side, ours, "MiB", ratio, "≥ 1×", ratio >= 1)
 
@@ -176,6 +179,43 @@ def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row
                         in_turns("attention", work, 2 if quick else 9, device))
 
 
+def same_precision_rows(batch: int, rounds: int) -> Iterator[Row]:
+    """Inference and training step of both, in float32 and under the same autocast in bfloat16; on a GPU also their memory, and
+    inference with compiled blocks."""
+    for precision in PRECISIONS:
+        half, name = None if precision is torch.float32 else precision, name_of(precision)
+        sides = Sides(configuration(), batch)
+        ours = partial(sides.infer, sides.ours)
+
+        def plain(sides: Sides = sides, half: torch.dtype | None = half) -> torch.Tensor:
+            with autocast(sides.device, half):
+                return sides.infer(sides.plain)
+
+        if half is None:
+            check_equal("inference", ours(), plain())
+        with inference(sides.ours, half):
+            seconds = in_turns(f"inference, {name}", {"reference": plain, "ours": ours}, rounds, sides.device)
+        yield speed_row(f"inference, both in {name}, {batch} triplets", seconds)
+        steps: Work = {"reference": sides.step(sides.plain, half), "ours": sides.step(sides.ours, half)}
+        yield speed_row(f"training step, both in {name}, {batch} triplets",
+                        in_turns(f"training, {name}", steps, rounds, sides.device))
+        if sides.device.type == "cuda":
+            reference, own = (allocated(step, sides.device) / MIB for step in steps.values())
+            yield Row("… memory beside models and optimisers", reference, own, "MiB", reference / own)
+            with inference(sides.ours, half):
+                sides.ours.backbone.compile_blocks()
+                compiled = in_turns("compiled", {"ours": ours}, rounds, sides.device)
+            yield speed_row(f"inference, {name}, MODEL.COMPILE beside none", {"reference": seconds["ours"]} | compiled)
+
+
+def allocated(step: Callable[[], object], device: torch.device) -> int:
+    """Bytes that `step` allocates on a GPU at most, beside what is there before."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def train(side: str, batch: int) -> None:
     sides = Sides(configuration(), batch)
     step = sides.step(sides.plain if side == "reference" else sides.ours)
@@ -183,11 +223,16 @@ def train(side: str, batch: int) -> None:
         step()
 
 
-def evaluation_rows(quick: bool, identities: int = 2, batch: int = BATCH, mode: str = "off") -> list[Row]:
-    """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three.
+def evaluation_rows(quick: bool) -> list[Row]:
+    """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three. On a GPU of more
+    images, and also in bfloat16."""
+    if quick or choose_device(configuration()).type == "cpu":
+        return [evaluation_row(quick, 2, BATCH, "off")]
+    return [evaluation_row(quick, 16, GPU_BATCH, mode) for mode in ("off", "bf16")]
 
-    Of four triplets of each of the test `identities`, both in the precision of TEST.AMP `mode`.
-    """
+
+def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
+    """Of four triplets of each of the test `identities`, both sides in the precision of TEST.AMP `mode`."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
         cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(batch),
@@ -207,7 +252,7 @@ def evaluation_rows(quick: bool, identities: int = 2, batch: int = BATCH, mode: 
             # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
             check_equal("evaluation", torch.tensor(found["ours"]), torch.tensor(found["reference"]), 0.17 / len(data.query))
         half = "" if mode == "off" else f", both in {mode}"
-        return [speed_row(f"evaluation of an epoch, {len(data.samples)} triplets{half}", seconds, at_least=3)]
+        return speed_row(f"evaluation of an epoch, {len(data.samples)} triplets{half}", seconds, at_least=3)
 
 
 def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:

@@ -103,8 +103,8 @@ def _share_of_forward(model: DeMo, cfg: CfgNode, device: torch.device, quick: bo
     images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TEST, device=device) for modality in MODALITIES}
     cameras = torch.zeros(batch, dtype=torch.long, device=device)
     encoded = model.encode(images, cameras)
-    seconds = in_turns("share of SDTPS", {"whole": lambda: model.select_tokens(model.encode(images, cameras)),
-                                          "sdtps": lambda: model.select_tokens(encoded)}, rounds, device)
+    seconds = in_turns("share of SDTPS", {"whole": lambda: model.sdtps(model.encode(images, cameras)),
+                                          "sdtps": lambda: model.sdtps(encoded)}, rounds, device)
     return 100 * seconds["sdtps"] / seconds["whole"]
 
 

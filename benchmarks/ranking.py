@@ -21,16 +21,19 @@ Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 """Features, identities and cameras of query and gallery, in the order of `evaluate_ranking`."""
 
 
-def ranking_rows(quick: bool = False) -> list[Row]:
-    """mAP and CMC: speed relative to the loop, time by the size of the gallery, and memory; `quick`: tiny sizes."""
+def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
+    """mAP and CMC: speed relative to the loop, on a CPU also time by the size of the gallery, and memory."""
+    speed = ranking_speed_rows(quick, device)
+    if device.type != "cpu":
+        return speed
     large = (20, 2000, 16) if quick else (128, 1_000_000, 512)
-    return [*ranking_speed_rows(quick, 2), *_linear_rows(quick),
+    return [*speed, *_linear_rows(quick),
             # More queries need memory for their features only.
             *_cost_rows(f"mAP and CMC of {large[0]:,} × {large[1]:,}, width {large[2]}; 10,000 queries are 20 MB more",
                         rank_random, large, 4)]
 
 
-def ranking_speed_rows(quick: bool, rounds: int, device: torch.device = CPU) -> list[Row]:
+def ranking_speed_rows(quick: bool, device: torch.device) -> list[Row]:
     """mAP and CMC of distances and of features on `device`, relative to the loop."""
     queries, gallery, width = (40, 300, 16) if quick else (3368, 15_913, 128)
     case = clustered(queries, gallery, width, device)
@@ -42,20 +45,23 @@ def ranking_speed_rows(quick: bool, rounds: int, device: torch.device = CPU) -> 
     check_equal("mAP and CMC", torch.tensor([found.mAP, *found.cmc]), torch.tensor([mean_average_precision, *cmc]), 1e-5)
     seconds = in_turns("mAP and CMC", {"reference": lambda: demo_ranking.evaluate_distances(*arrays),
                                        "ours": lambda: evaluate_distances(distance, *labels),
-                                       "features": lambda: evaluate_ranking(*case)}, 1 if quick else rounds, device)
+                                       "features": lambda: evaluate_ranking(*case)}, 1 if quick else 2, device)
     size = f"{queries:,} × {gallery:,}"
     return [speed_row(f"mAP and CMC of distances, {size}, mAP {found.mAP:.2f}", seconds, 20),
             Row(f"mAP and CMC of features of width {width}, {size}", None, seconds["features"], "s", None)]
 
 
-def reranking_rows(quick: bool = False) -> list[Row]:
-    """k-reciprocal re-ranking: speed relative to whole matrices, and memory; with the same images on both sides as RGBNT201."""
+def reranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
+    """k-reciprocal re-ranking: speed relative to whole matrices, on a CPU also memory; with the same images on both sides as
+    RGBNT201."""
+    speed = reranking_speed_rows(quick, device)
+    if device.type != "cpu":
+        return speed
     many = (60, 120, 16) if quick else (5000, 20_000, 512)
-    return [*reranking_speed_rows(quick, 4),
-            *_cost_rows(f"re-ranking, {many[0]:,} + {many[1]:,}, width {many[2]}", rerank_random, many, 8)]
+    return [*speed, *_cost_rows(f"re-ranking, {many[0]:,} + {many[1]:,}, width {many[2]}", rerank_random, many, 8)]
 
 
-def reranking_speed_rows(quick: bool, rounds: int, device: torch.device = CPU) -> list[Row]:
+def reranking_speed_rows(quick: bool, device: torch.device) -> list[Row]:
     """k-reciprocal re-ranking of features on `device`, relative to whole matrices on the CPU."""
     queries, gallery, width = (30, 60, 16) if quick else (836, 836, 1536)
     query, other = clustered(queries, gallery, width, device)[:2]
@@ -65,7 +71,7 @@ def reranking_speed_rows(quick: bool, rounds: int, device: torch.device = CPU) -
         found, expected = k_reciprocal(*sides), demo_ranking.k_reciprocal(*arrays)
         check_equal("re-ranking", found.cpu(), torch.from_numpy(expected), 2e-2)
         seconds = in_turns("re-ranking", {"reference": partial(demo_ranking.k_reciprocal, *arrays),
-                                          "ours": partial(k_reciprocal, *sides)}, 1 if quick else rounds, device)
+                                          "ours": partial(k_reciprocal, *sides)}, 1 if quick else 4, device)
         rows.append(speed_row(f"re-ranking, {len(sides[0]):,} + {len(sides[1]):,}, {what}, width {width}", seconds, 20))
     return rows
 

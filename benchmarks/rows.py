@@ -63,9 +63,9 @@ def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, toleranc
         raise RuntimeError(f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared.")
 
 
-def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int, device: str | torch.device = "cpu",
-             clock: Callable[[], float] = time.perf_counter) -> dict[Case, float]:
-    """Median seconds of each case by a clock of the module `time`; the first round is a warm-up.
+def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
+             device: str | torch.device = "cpu") -> dict[Case, float]:
+    """Median seconds of each case; the first round is a warm-up.
 
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """
@@ -73,11 +73,11 @@ def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
     seconds: dict[Case, list[float]] = {name: [] for name in cases}
     for _ in progress(range(rounds + 1), what, unit="round"):
         for name, work in cases.items():
-            started = clock()
+            started = time.perf_counter()
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds[name].append(clock() - started)
+            seconds[name].append(time.perf_counter() - started)
     return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 

@@ -8,17 +8,16 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Iterable
 
 import torch
 
 from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.data import data_rows
-from demo_sdtps.benchmarks.limits import limit_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
-from demo_sdtps.benchmarks.record import about, headline
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.search import search_rows
 from demo_sdtps.benchmarks.seps import seps_rows
@@ -27,23 +26,25 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, run
 from demo_sdtps.config.files import write_json
 from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.runtime import choose_device
+from demo_sdtps.config.threads import cpu_cores
+from demo_sdtps.engine.run.record import command, commit, machine, versions
+from demo_sdtps.engine.runtime import choose_device, choose_precision
 
-PARTS: dict[str, tuple[str, Callable[[bool], Iterable[Row]]]] = {  # description, and rows by `quick`
-    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
+PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = {  # description; rows by `quick` and device
+    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
+              lambda quick, _: model_rows(quick)),
     "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
-                 slimming_rows),
-    "fusion": ("HDM and ATMoE alone", lambda quick: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
+                 lambda quick, _: slimming_rows(quick)),
+    "fusion": ("HDM and ATMoE alone", lambda quick, _: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
     "sdtps": ("SDTPS alone, and its share of the whole forward",
-              lambda quick: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
+              lambda quick, _: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
     "seps": ("similarities of images and captions", seps_rows),
-    "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),
+    "evaluation": ("the evaluation of an epoch, from images to mAP", lambda quick, _: evaluation_rows(quick)),
     "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
-    "search": ("exact search in a million gallery samples", search_rows),
-    "limits": ("limits of the processor for fusion, SEPS, ranking and re-ranking", limit_rows),
-    "busy": ("training beside other processes, by how threads wait for each other", busy_rows),
-    "data": ("decoding, augmentation, and waiting time of training", data_rows),
+    "search": ("exact search in a million gallery samples", lambda quick, _: search_rows(quick)),
+    "busy": ("training beside other processes, by how threads wait for each other", lambda quick, _: busy_rows(quick)),
+    "data": ("decoding, augmentation, and waiting time of training", lambda quick, _: data_rows(quick)),
 }
 
 
@@ -56,6 +57,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="auto (default) is a GPU if there is one; search and data always run on the CPU")
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
     check_outputs(arguments)
@@ -63,13 +66,30 @@ def main() -> None:
         if part not in PARTS:
             raise UserError(f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}.")
     logging.getLogger().setLevel(logging.WARNING)
+    device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the parts' configurations choose a GPU where they see one
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
-    found = {part: list(PARTS[part][1](arguments.quick)) for part in progress(parts, "measuring", unit="part")}
-    device = choose_device(load_cfg("RGBNT201/DeMo.yml"))
+    found = {part: list(PARTS[part][1](arguments.quick, device)) for part in progress(parts, "measuring", unit="part")}
     record = about(device, arguments.quick) | {"parts": {part: [row._asdict() for row in rows] for part, rows in found.items()}}
     if arguments.json:
         write_json(arguments.json, record)
     print(as_report(record))
+
+
+def about(device: torch.device, quick: bool) -> dict:
+    """What a record of measurements on `device` begins with: command, commit, versions and machine."""
+    return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
+            "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None}}
+
+
+def headline(record: dict) -> str:
+    """Command, machine and versions of a record."""
+    made, what = record["versions"], record["machine"]
+    half = "with" if what["bfloat16"] else "without"
+    where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
+    return (f"`{record['command']}` on {where}, {what['threads']} threads; "
+            + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
 
 
 def as_report(record: dict) -> str:

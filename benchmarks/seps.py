@@ -17,17 +17,17 @@ GIB = 2**30
 Batch = tuple[torch.Tensor, ...]
 
 
-def seps_rows(quick: bool = False) -> list[Row]:
-    """Similarities of images and captions, in evaluation and training, and memory. Raises as `seps_speed_rows`."""
+def seps_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
+    """Similarities of images and captions, in evaluation and training, and memory on a CPU. Raises as `seps_speed_rows`."""
     images, *counts, patches, width = (8, 4, 8, 16, 32) if quick else (100, 50, 500, 196, 512)
-    rows = seps_speed_rows(quick)
-    for captions in counts:
+    rows = seps_speed_rows(quick, device)
+    for captions in counts if device.type == "cpu" else ():
         memory = peak_memory(_evaluate_drawn, images, captions, patches, width) / GIB
         rows.append(Row(f"SEPS, {images} images × {captions} captions: peak memory of the process", None, memory, "GiB", None))
     return rows
 
 
-def seps_speed_rows(quick: bool, device: torch.device = CPU) -> list[Row]:
+def seps_speed_rows(quick: bool, device: torch.device) -> list[Row]:
     """Similarities of equally many images and captions on `device`. Raises `RuntimeError` where they differ."""
     evaluated, trained, patches, width = (4, 3, 16, 32) if quick else (64, 32, 196, 512)
     rows = []

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_overwrite, print_lines
+from demo_sdtps.config.cli import add_overwrite
 from demo_sdtps.config.files import read_json
 from demo_sdtps.datasets.synthetic import MARKER
 
@@ -53,16 +53,15 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
     return options
 
 
-def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Callable[[Recipe], bool],
-                  fill: Callable[[Path], Recipe]) -> bool:
+def make_data_set(target: Path, recipe: Recipe, overwrite: bool, fill: Callable[[Path], Recipe | None]) -> bool:
     """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
 
-    `fill` writes the files and returns entries for the marker file; `is_complete` decides by the marker whether all files are
-    there. Raises `UserError` where `target` may not be replaced or cannot be written.
+    `fill` writes the files and may return further entries for the marker file. Raises `UserError` where `target` may not be
+    replaced or cannot be written.
     """
     marker = read_marker(target)
-    if marker is not None and all(marker.get(key) == value for key, value in recipe.items()) and is_complete(marker):
-        print_lines(f"{target} is up to date: it was made with these arguments, nothing was written.")
+    if marker is not None and all(marker.get(key) == value for key, value in recipe.items()):
+        print(f"{target} is up to date: it was made with these arguments, nothing was written.")
         return False
     _check_free(target, overwrite)
     try:
@@ -70,7 +69,7 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, is_complete: Ca
         with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
             fresh = Path(temporary) / target.name
             fresh.mkdir()
-            (fresh / MARKER).write_text(json.dumps({**recipe, **fill(fresh)}, indent=2) + "\n")
+            (fresh / MARKER).write_text(json.dumps({**recipe, **(fill(fresh) or {})}, indent=2) + "\n")
             if target.exists():
                 shutil.move(target, Path(temporary) / "replaced")
             fresh.rename(target)

@@ -3,18 +3,26 @@
 A triplet is drawn once, as a map of materials, and rendered in three modalities. Only an identity's looks in RGB (colours and
 pattern), NI (reflectance of the clothes) and TI (their insulation) together are unique; all else is independent of it.
 """
+import multiprocessing
+import signal
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.progress import progress
+from demo_sdtps.config.scores import MASK
 from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body, random_build, random_look, random_pose
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1  # incremented whenever the same seed gives other images
+FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
 MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))  # of a material's numbers
@@ -180,3 +188,47 @@ def _pool(fine: np.ndarray) -> np.ndarray:
     height, width, channels = fine.shape
     return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels).mean((1, 3))
 
+
+def write_data_set(folder: Path, identities: int, test_identities: int, images_per_camera: int, height: int, width: int,
+                   seed: int = 0, quality: int = 92, loose: bool = False, skip_identities: int = 0,
+                   workers: int = 1) -> dict[str, int]:
+    """Write triplets and masks in the layout of RGBNT201, `images_per_camera` of each identity from each camera, drawn by
+    `workers` processes → the number of triplets in each split.
+
+    `quality` is JPEG's; `skip_identities` leaves out the first ones of the seed. Raises `UserError` for too many identities.
+    """
+    people = make_identities(skip_identities + identities + test_identities, seed)[skip_identities:]
+    for split in SPLITS:
+        for kind in (*MODALITIES, MASK):
+            (folder / split / kind).mkdir(parents=True)
+    tasks = [(folder / SPLITS[index >= identities], skip_identities + index + 1, person) for index, person in enumerate(people)]
+    draw = partial(write_identity, images_per_camera=images_per_camera, height=height, width=width, seed=seed, quality=quality,
+                   loose=loose)
+    for _ in progress(_map(draw, tasks, workers), "drawing", len(tasks), unit="identity"):
+        pass
+    return {split: number * len(CAMERAS) * images_per_camera for split, number in zip(SPLITS, (identities, test_identities),
+                                                                                      strict=True)}
+
+
+def write_identity(task: tuple[Path, int, Identity], images_per_camera: int, height: int, width: int, seed: int, quality: int,
+                   loose: bool) -> None:
+    """Write all images of one identity, by its folder and number."""
+    folder, number, identity = task
+    for camera in range(len(CAMERAS)):
+        for index in range(images_per_camera):
+            rng = np.random.default_rng([seed, 2, number, camera, index])
+            night = is_night(camera, rng)
+            images, mask = draw_triplet(identity, camera, night, height, width, rng, loose)
+            name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
+            for modality, image in images.items():
+                Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
+            Image.fromarray(np.uint8(mask) * 255).save(folder / MASK / f"{name}.png")
+
+
+def _map(draw: partial[None], tasks: list[tuple[Path, int, Identity]], workers: int) -> Iterator[None]:
+    """Draw the tasks in no particular order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
+    if workers == 1:
+        yield from map(draw, tasks)
+        return
+    with multiprocessing.Pool(min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap_unordered(draw, tasks)

@@ -10,6 +10,7 @@ import pytest
 
 # Threads that wait give their core away: the tests run beside processes of their own. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import golden_cases
 import torch
 
 # The tests, and the processes that they start, import demo_sdtps from this checkout, installed or not, by a folder that holds
@@ -29,6 +30,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
+GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else None)
+"""The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
            "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_scores")
@@ -50,6 +53,36 @@ def pytest_collection_modifyitems(items):
 def pytest_pycollect_makeitem(name, obj):
     """`test_loader` and other functions of the package are no tests, though their names begin like those of tests."""
     return [] if getattr(obj, "__module__", "").startswith("demo_sdtps") else None
+
+
+def pytest_generate_tests(metafunc):
+    """Where there is a GPU, tests of golden cases run there too, but for those of the slow references and of learning rates."""
+    name = metafunc.definition.nodeid
+    if GPU and hasattr(metafunc.module, "load_case") and "golden" in name and "agree" not in name and "schedule" not in name:
+        metafunc.parametrize("golden_device", ["cpu", pytest.param(GPU, marks=pytest.mark.gpu, id="gpu")], indirect=True)
+
+
+@pytest.fixture
+def gpu():
+    """The GPU, without which the test is skipped. float32 is float32 there."""
+    if not GPU:
+        pytest.skip("torch finds no GPU here")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    return torch.device(GPU)
+
+
+@pytest.fixture(autouse=True)
+def golden_device(request):
+    """Inside, golden cases and new tensors are on this device."""
+    if not hasattr(request, "param"):
+        yield
+        return
+    if request.param == GPU:
+        request.getfixturevalue("gpu")
+    golden_cases.DEVICE = torch.device(request.param)
+    with golden_cases.DEVICE:
+        yield
+    golden_cases.DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 FOLDER = Path(__file__).parent / "golden"
+DEVICE = torch.device("cpu")  # where the tensors of a case come; set by the fixture golden_device
 
 
 def load_case(name: str) -> SimpleNamespace:
@@ -19,8 +20,8 @@ def load_case(name: str) -> SimpleNamespace:
     description = json.loads((FOLDER / f"{name}.json").read_text())
     settings = description["settings"]
     with np.load(FOLDER / f"{name}.npz") as file:
-        arrays = {key: torch.from_numpy(file[key]) for key in file.files}
-    weights = {key: torch.from_numpy(weight(key, tuple(shape), settings["seed"]))
+        arrays = {key: torch.from_numpy(file[key]).to(DEVICE) for key in file.files}
+    weights = {key: torch.from_numpy(weight(key, tuple(shape), settings["seed"])).to(DEVICE)
                for key, shape in description.get("shapes", {}).items()}
     return SimpleNamespace(settings=settings, arrays=arrays, weights=weights)
 
@@ -48,7 +49,7 @@ def weight(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def seeded_input(seed: int, *shape: int) -> torch.Tensor:
     """The standard-normal input of a case that names a seed in place of the numbers."""
-    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
+    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32)).to(DEVICE)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:

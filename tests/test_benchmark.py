@@ -9,8 +9,7 @@ from commands import ONE_LINE, ROOT
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row, as_markdown, in_turns, peak_memory, speed_row
 
-PAGES = {"performance": "performance", "limits": "performance", "seps": "seps", "slimming": "performance", "search": "search",
-         "scale": "scale"}
+PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search"}
 """In docs: what was measured, and the page that shows it."""
 MEMORY = 300 << 20
 
@@ -24,18 +23,18 @@ def test_the_page_shows_what_was_measured(measured):
 
 def test_every_part_was_measured():
     measured = {part for name in PAGES for part in record_of(name)["parts"]}
-    assert measured == set(benchmark.PARTS)
+    assert measured >= set(benchmark.PARTS)
 
 
 def record_of(measured):
     return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
 
 
-@pytest.mark.parametrize("parts", [["fusion"], *(pytest.param(parts, marks=[pytest.mark.slow, pytest.mark.soak]) for parts in (
-    ["scale"], ["seps", "evaluation"]))])
+@pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
+    "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
-    code, stdout, _ = command(benchmark.main, *parts, "--quick", "--json", output)
+    code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)
     assert code == 0
     record = json.loads(output.read_text())
     assert stdout.strip() == benchmark.as_report(record)
@@ -50,11 +49,6 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
 def test_a_part_that_is_not_there_is_reported(command):
     code, _, stderr = command(benchmark.main, "rankings")
     assert code == 2 and stderr.startswith(ONE_LINE) and "'rankings'" in stderr and "ranking, reranking" in stderr
-
-
-def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measured(command, tmp_path):
-    code, stdout, stderr = command(benchmark.main, "--json", tmp_path / "bench.txt")
-    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "bench.txt" in stderr
 
 
 def test_rows_as_a_table():

@@ -1,20 +1,9 @@
-"""The benchmark of search: its rows, its data, and its reference, never its times."""
-import math
-
+"""The benchmark of search: its data, and its reference, never its times."""
 import numpy as np
-import pytest
 from numeric import assert_close, assert_order, seeded, tolerance
 from test_search import stack_of
 
 from demo_sdtps.benchmarks import search
-
-
-@pytest.mark.slow
-def test_rows():
-    found = search.search_rows(quick=True)
-    assert [row.what for row in found] == ["exact search of 20 queries in 500, width 16", "… opening of the index on disk",
-                                           "… peak memory"]
-    assert all(math.isfinite(row.ours) and row.ours > 0 for row in found)
 
 
 def test_features_are_the_same_in_every_run_and_of_length_1():

@@ -9,9 +9,7 @@ from PIL import Image
 from tiny import tiny_cfg
 
 from demo_sdtps.benchmarks import accuracy_time
-from demo_sdtps.benchmarks.slimming import SETTINGS, Setting, pairs, rows_of
-from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
+from demo_sdtps.benchmarks.slimming import Setting, pairs, rows_of
 
 
 def test_rows_of_slimming():
@@ -34,17 +32,6 @@ def test_time_saved_over_operations_saved():
     assert (first.target, first.met, second.target, second.met) == ("≥ 2×", True, "", None)
     assert share.ours == pytest.approx(0.7 / 0.75) and share.met and share.target == "≥ 0.9"
     assert smaller.ours == pytest.approx(0.2 / 0.5) and not smaller.met
-
-
-def test_settings_are_those_of_the_backbones():
-    for backbone, settings in SETTINGS.items():
-        cfg = load_cfg("RGBNT201/Baseline.yml", ["MODEL.TRANSFORMER_TYPE", backbone])
-        for setting in settings:
-            own = setting.of(cfg)
-            assert tuple(own.MODEL.SLIM_BLOCKS) == setting.blocks and setting.score == own.MODEL.SLIM_SCORE
-            assert cfg.MODEL.SLIM_BLOCKS == []
-    with torch.device("meta"):
-        assert make_model(own, 2, 1).slimming.counts[0] == 64
 
 
 def test_accuracy_against_time_of_a_study(tmp_path, command, monkeypatch):

@@ -2,13 +2,12 @@
 
 Data and checkpoints from elsewhere, and words that mean nothing: tests/test_hostile_*.py.
 """
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from commands import BASELINE, COLUMNS, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -121,26 +120,10 @@ def test_profile_refuses_what_is_no_count(command, flag, value):
     assert code == 2 and not stdout and flag in stderr and value in stderr and "Traceback" not in stderr
 
 
-ROW = dict.fromkeys(COLUMNS, 0.5)
-RECORD = {"epoch": 1, "loss": 2.0, "accuracy": 0.1, "patterns": dict.fromkeys("123", ROW)}
-DAMAGES = {
-    "nothing": "[]", "an object": "{}", "an epoch that is not evaluated": [{"epoch": 1}], "half of it": "[1", "a number": "3",
-    "a row without columns": [RECORD | {"patterns": {"1": {"mAP": 0.5}}}], "null": "null", "records of null": [None],
-    **{f"no {name}": [RECORD, {key: value for key, value in RECORD.items() if key != name}] for name in ("epoch", "accuracy")},
-    **{f"no {name}": [RECORD | {"patterns": RECORD["patterns"] | {"2": {key: ROW[key] for key in ROW if key != name}}}]
-       for name in COLUMNS},
-    "no pattern": [RECORD | {"patterns": {"1": ROW, "2": ROW}}], "patterns of null": [RECORD | {"patterns": None}],
-    "an epoch of 400 digits": [RECORD | {"epoch": 10**400}], "a loss of 400 digits": [RECORD | {"loss": 10**400}],
-    "a loss that is no number": [RECORD | {"loss": float("nan")}], "a text for a number": [RECORD | {"accuracy": "0.5"}],
-}
-
-
 @pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_fails_for_a_run_whose_records_are_damaged(command, tmp_path, kind, tool):
-    content = DAMAGES[kind]
-    content = json.dumps(content) if isinstance(content, list) else content
-    (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+@pytest.mark.parametrize("content", ["[]", "{}", "[1", '[{"epoch": 1}]'])
+def test_fails_for_a_run_without_evaluated_epochs(command, tmp_path, content, tool):
+    (tmp_path / "metrics.json").write_text(content)
     code, _, stderr = command(tool.main, "--run", tmp_path)
     assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.engine.evaluation import operations
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM
 from demo_sdtps.tools import profile_flops
@@ -70,7 +71,7 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
             patches = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
     assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
     count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
-    assert profile_flops.plain_hdm_macs(BACKBONE_WIDTH, profile_flops.tokens_of_hdm(model)) == count
+    assert operations.plain_hdm_macs(BACKBONE_WIDTH, operations.tokens_of_hdm(model)) == count
     assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
 
 
@@ -92,7 +93,7 @@ def test_fused_attention_counts_its_matrix_products():
     shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
     inputs = tuple(torch.randn(*shape) for shape in shapes)
     fused = FlopCountAnalysis(Attention(True), inputs)
-    fused.set_op_handle("aten::scaled_dot_product_attention", profile_flops.attention_macs)
+    fused.set_op_handle("aten::scaled_dot_product_attention", operations.attention_macs)
     plain = FlopCountAnalysis(Attention(False), inputs).unsupported_ops_warnings(False)
     assert fused.total() == plain.total() == 2 * 3 * (5 * 7 * 8 + 5 * 7 * 6)
 
@@ -105,7 +106,7 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
     counts = {}
     for fused in (False, True):
         model.backbone.fused_attention = fused
-        counts[fused] = profile_flops.count_macs(cfg, model)[""]
+        counts[fused] = operations.count_macs(cfg, model)[""]
     tokens = 1 + 8 * 4
     softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * BACKBONE_WIDTH
     assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
@@ -119,10 +120,3 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert f"{expected:,}" in stdout.splitlines()[-1]
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("miss", ["rn", "all"])
-def test_profile_is_of_a_complete_triplet(command, tmp_path, miss):
-    outputs = [command(profile_flops.main, *cli_args_for(tmp_path, "TEST.MISS", case))[:2] for case in ("nothing", miss)]
-    assert outputs[0][0] == 0 and "backbone" in outputs[0][1]
-    assert outputs[1] == outputs[0]

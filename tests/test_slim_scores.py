@@ -11,12 +11,12 @@ from reference import slim_scores as reference
 from tiny import BLOCK, ENCODER, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.engine.evaluation.operations import count_macs
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import keys
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.editor import haar_energy
-from demo_sdtps.tools import profile_flops
 
 WIDTH, GRID, HEADS, PATCHES = 24, (5, 3), 3, 15
 COSINES, MLP = (PATCHES, WIDTH, WIDTH), (WIDTH, WIDTH // 4)
@@ -198,5 +198,5 @@ def test_editor_keeps_the_union_of_both_tops(missing):
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()
-    assert profile_flops.count_macs(cfg, model)["slimming"] > 0
+    assert count_macs(cfg, model)["slimming"] > 0
     assert "Not counted" not in caplog.text

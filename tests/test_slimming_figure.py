@@ -1,12 +1,11 @@
 """The picture of the patches that slimming keeps, by tools/draw_tokens.py and tools/report.py."""
 import pytest
 import torch
-from commands import BASELINE, cli_args_for, weights_file
-from PIL import Image
+from commands import BASELINE, cli_args_for
 from test_slimming_quality import SLIM, few, model_and_samples, words_for  # noqa: F401
 
 from demo_sdtps import train_net
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.tools import draw_tokens, report
 
 
@@ -27,24 +26,8 @@ def test_masks_of_every_stage_and_of_the_selector(few, tmp_path, score):  # noqa
 
 
 @pytest.mark.slow
-def test_commands_draw_a_panel_for_each(few, tmp_path, command):  # noqa: F811
-    words = words_for(few, tmp_path)
-    code, stdout, stderr = command(draw_tokens.main, *words, "--samples", "2", "--output", tmp_path / "slim.png")
-    assert code == 0 and not stderr and stdout.strip() == str(tmp_path / "slim.png")
-    weights_file(tmp_path / "sdtps.pth", load_cfg(BASELINE, [*words[2:-2], *OFF]))
-    code, *_ = command(draw_tokens.main, *words[:-2], *OFF, "--weight", tmp_path / "sdtps.pth", "--samples", "2", "--output",
-                       tmp_path / "sdtps.png")
-    assert code == 0
-    widths = []
-    for name in ("slim.png", "sdtps.png"):
-        with Image.open(tmp_path / name) as image:
-            widths.append(image.width)
-    assert widths[0] > 1.2 * widths[1]  # three panels for each modality, and two
-
+def test_the_report_draws_them(few, tmp_path, command):  # noqa: F811
     words = cli_args_for(few, *SLIM, "OUTPUT_DIR", tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", config=BASELINE)
     assert command(train_net.main, *words, "SOLVER.IMS_PER_BATCH", "4")[0] == 0
     code, stdout, _ = command(report.main, "--run", tmp_path / "run")
     assert code == 0 and "kept tokens" in stdout and (tmp_path / "run" / "tokens.png").exists()
-
-
-OFF = ("MODEL.SLIM_BLOCKS", "[]", "MODEL.SLIM_KEEP", "[]", "MODEL.USE_SDTPS", "True")

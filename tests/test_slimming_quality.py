@@ -10,12 +10,11 @@ from test_selection_quality import CASES, PATCH, few, images_of, mask_of, mean, 
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.engine.study import as_markdown
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming import remaining_patches
 from demo_sdtps.tools import selection_quality
-from demo_sdtps.tools.study_file import make_variants, read_study
-from demo_sdtps.tools.study_runs import steps
-from demo_sdtps.tools.study_tables import as_markdown
+from demo_sdtps.tools.study import make_variants, read_study, steps
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 LIGHTS = {"0": "day", "1": "night"}

@@ -14,6 +14,8 @@ from commands import ROOT, cli_args_for
 
 from demo_sdtps.engine.run.stop import Stopped, StopRequest
 
+PRIVATE_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o "size=$0" tmpfs /dev/shm && exec "$@"', "64k")
+"""Words before a command that has a small /dev/shm to itself."""
 LOADING = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "SOLVER.MAX_EPOCHS", "1000", "SOLVER.EVAL_PERIOD", "1000")
 
 

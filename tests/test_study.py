@@ -14,16 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, EPOCH, ONE_LINE, ROOT, RUN, SMALL
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
+from demo_sdtps.engine.study import as_markdown, paired_difference
 from demo_sdtps.tools import study as tool
-from demo_sdtps.tools.study_plots import draw_losses
-from demo_sdtps.tools.study_runs import Processes, StoppedError, gather, run_all
-from demo_sdtps.tools.study_tables import as_markdown, paired_difference
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
@@ -100,70 +97,21 @@ def test_a_quick_study_is_two_variants_and_two_seeds(quick):
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
     assert {path.name for path in (folder / "tiny-quick").iterdir()} == {
-        "study.md", "study.json", "results.png", "loss.png", "costs.png", "missing.png"}
+        "study.md", "study.json", "results.png", "loss.png", "costs.png"}
 
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_the_table_agrees_with_the_metrics_of_the_runs(quick):
-    folder, stdout, *_ = quick
-    text = (folder / "tiny-quick" / "study.md").read_text()
-    assert stdout.startswith(text)
-    by_variant = {}
-    for run in sorted(path.parent for path in folder.rglob("metrics.json")):
-        name = "Baseline" if run.parent.name.startswith("Baseline") else "SDTPS"
-        by_variant.setdefault(name, []).append(run)
-    for pattern, table in zip((1, 2, 3), tables_of(text), strict=False):
-        rows = rows_of(table)
-        assert list(rows) == ["Baseline", "SDTPS"] and PATTERN_NAMES[pattern] in text
-        values = {}
-        for name, runs in by_variant.items():
-            found = [100 * json.loads((run / "metrics.json").read_text())[-1]["patterns"][str(pattern)]["mAP"] for run in runs]
-            values[name] = found
-            assert rows[name]["mAP"] == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
-            assert rows[name]["seeds"] == "2"
-        differences = [one - other for one, other in zip(values["SDTPS"], values["Baseline"], strict=True)]
-        assert rows["SDTPS"]["Δ mAP"].split()[0] == f"{statistics.mean(differences):+.1f}"
-        low, high = reference.student(differences)
-        assert rows["SDTPS"]["Student's 95 %"] and rows["Baseline"]["Δ mAP"] == ""
-        assert paired_difference(dict(enumerate(values["SDTPS"])), dict(enumerate(values["Baseline"]))).student == (
-            pytest.approx(low, rel=1e-3, abs=1e-3), pytest.approx(high, rel=1e-3, abs=1e-3))
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_the_other_tables_agree_with_the_measurements(quick):
-    folder, stdout, *_ = quick
-    missing, selection, costs = tables_of(stdout)[3], tables_of(stdout)[6], tables_of(stdout)[7]
-    measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("DeMo_SDTPS*/*/missing.json"))]
-    found = [100 * cases["rt"]["1"]["mAP"] for cases in measured]
-    assert rows_of(missing)["SDTPS"]["rt missing"] == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
-    six = [statistics.mean(100 * cases[case]["1"]["mAP"] for case in ("r", "n", "t", "rn", "rt", "nt")) for cases in measured]
-    assert rows_of(missing)["SDTPS"]["mean of the six"] == f"{statistics.mean(six):.1f} ± {statistics.stdev(six):.1f}"
-
-    measured = [json.loads(path.read_text())["cases"] for path in sorted(folder.rglob("selection.json"))]
-    lines = [line.split("|")[1:-1] for line in selection.splitlines()]
-    kept = lines[0].index(" kept, one other missing ")
-    cosines = [json.loads(path.read_text())["mean_global_cosine"] for path in sorted(folder.rglob("selection.json"))]
-    for line, modality in zip(lines[2:], ("RGB", "NI", "TI"), strict=True):
-        found = [one[modality] for one in cosines]
-        assert line[-1].strip() == f"{statistics.mean(found):.3f} ± {statistics.stdev(found):.3f}"
-        assert (line[0].strip(), line[1].strip()) == ("SDTPS", modality)
-        ones = {"RGB": ("n", "t"), "NI": ("r", "t"), "TI": ("r", "n")}[modality]
-        found = [statistics.mean(100 * cases[case][modality]["kept"] for case in ones) for cases in measured]
-        assert line[kept].strip() == f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
-
-    costs = rows_of(costs)
-    assert int(costs["SDTPS"]["parameters"].replace(",", "")) > int(costs["Baseline"]["parameters"].replace(",", "")) > 1e5
-    assert float(costs["SDTPS"]["GMACs"]) >= float(costs["Baseline"]["GMACs"]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("name", ["results.png", "loss.png", "costs.png", "missing.png"])
-def test_plots_are_drawn(quick, name):
-    with Image.open(quick[0] / "tiny-quick" / name) as image:
-        assert image.format == "PNG" and min(image.size) > 150 and image.convert("RGB").getcolors(20) is None
+def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, command):
+    made = quick[0] / "tiny-quick"
+    code, _, stderr = command(tool.main, made / "study.json", "--output", tmp_path / "again")
+    assert code == 0, stderr
+    assert (tmp_path / "again" / "study.md").read_text() == (made / "study.md").read_text()
+    for name in ("results.png", "loss.png", "costs.png"):
+        with Image.open(tmp_path / "again" / name) as image, Image.open(made / name) as before:
+            assert image.size == before.size and image.convert("RGB").getcolors(20) is None
+    (tmp_path / "x.json").write_text("{}")
+    assert "is no study.json" in command(tool.main, tmp_path / "x.json")[2]
 
 
 @pytest.mark.slow
@@ -188,43 +136,6 @@ def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
     assert not list(tmp_path.rglob("study.md"))
 
 
-@pytest.mark.parametrize(("record", "records", "said"), [
-    (RUN, [EPOCH], ""), (RUN, None, "metrics.json is not as training writes it (it is no"),
-    (RUN, [EPOCH | {"epoch": 10**400}], "its record 1 has no epoch"), (RUN, [], "no evaluation after the last epoch"),
-    (RUN, [{"epoch": 1, "loss": 2.0}], "its record 1 has no accuracy"), (RUN, [{"epoch": 1}], "no evaluation after the last"),
-])
-def test_a_finished_run_with_edited_files_is_a_failure(tmp_path, monkeypatch, record, records, said):
-    """It is not trained again, as its weights may be good."""
-    monkeypatch.chdir(tmp_path)
-    study = tool.read_study(write(tmp_path, variants={"x": {}}, missing=False, selection=False))
-    (variant,) = tool.make_variants(study, [], Path("runs"))
-    folder = variant.run_folder(1)
-    folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(json.dumps(records))
-    (folder / "run.json").write_text(record if isinstance(record, str) else json.dumps(record))
-    failures = run_all([variant], [1], 1, study)
-    assert [said in error for error in failures.values()] == [True] * bool(said)
-    found = gather(variant, [1], failures, study)
-    result = {"title": "", "command": "x", "seeds": [1], "patterns": [1, 2, 3], "variants": [
-        {"name": "x", "parameters": 1, "gmacs": 1.0, **found}]}
-    text = as_markdown(result)
-    assert (f"- x, seed 1: {folder}" in text) == bool(said) and draw_losses(result, tmp_path / "x.png").exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "run.json"]
-
-
-def test_no_process_starts_after_the_study_is_stopped(tmp_path):
-    written = tmp_path / "written"
-    words, log = ["-c", f"open({str(written)!r}, 'w')"], tmp_path / "log"
-    Processes(1).run(words, log)
-    assert written.exists()
-    written.unlink()
-    processes = Processes(1)
-    processes.stop()
-    with pytest.raises(StoppedError):
-        processes.run(words, log)
-    assert not written.exists()
-
-
 @pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
@@ -238,9 +149,6 @@ def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, m
     rows = rows_of(tables_of(stdout)[0])
     assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
     assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
-    for name in ("results.png", "loss.png", "costs.png"):
-        with Image.open(tmp_path / "runs" / "studies" / "tiny" / name) as image:
-            assert min(image.size) > 150
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -294,24 +202,16 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"variants": {}}, "no variants"), ({"variants": ["a"]}, "no variants"), ({"variants": {"a": 3}}, "'a'"),
-    ({"variants": {"a": {"sets": {}}}}, "'sets'"), ({"variants": {"a": {"set": [1]}}}, "set"),
-    ({"variants": {"a": {}}, "epochs": 3}, "'epochs'"), ({"variants": {"a": {}}, "seeds": 0}, "seeds"),
-    ({"variants": {"a": {}}, "seeds": [1, 1]}, "seeds"), ({"variants": {"a": {}}, "seeds": []}, "seeds"),
-    ({"variants": {"a": {}}, "seeds": ["one"]}, "seeds"),
-    ({"variants": {"a": {}}, "patterns": [4]}, "patterns"), ({"variants": {"a": {}}, "patterns": [[1]]}, "patterns"),
-    ({"variants": {"a": {}}, "patterns": [3, 3]}, "patterns"), ({"variants": {"a": {}}, "seeds": True}, "seeds"),
-    ({"variants": {"a": {}}, "seeds": [2**32]}, "seeds"), ({"variants": {"a": {}}, "missing": "no"}, "missing"),
-    ({"variants": {"a": {"script": "x.py"}}}, "'script'"), ({"variants": {"a": {"config": ["a.yml"]}}}, "config"),
-    ({"variants": {"a": {}}, "config": 3}, "config"), ({"variants": {"a": {}}}, "no configuration"),
-    ({"variants": {"a": {"config": "none.yml"}}}, "none.yml"),
-    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.NOTHING": 1}}}}, "MODEL.NOTHING"),
+    ({"variants": {}}, "no variants"), ({"variants": {"a": {"sets": {}}}}, "'sets'"),
+    ({"variants": {"a": {"set": [1]}}}, "set"),
+    ({"variants": {"a": {}}, "seeds": [1, 1]}, "seeds"), ({"variants": {"a": {}}, "patterns": [4]}, "patterns"),
+    ({"variants": {"a": {}}}, "no configuration"), ("title: [", "cannot be read"),
     ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
     ({"variants": {"a": {"config": str(CONFIG), "set": {"DATASETS.ROOT_DIR": "nowhere"}}}}, "nowhere")])
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     code, stdout, stderr = command(tool.main, path)
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
@@ -344,7 +244,7 @@ def test_every_cell_of_a_table():
 
 
 def test_the_docs_have_every_study():
-    assert [path.stem for path in RESULTS] == [path.stem for path in STUDIES]
+    assert {path.stem for path in RESULTS} >= {path.stem for path in STUDIES}
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

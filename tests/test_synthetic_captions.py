@@ -1,10 +1,6 @@
 """The synthetic shapes: files, determinism, and that images and captions say the same."""
 import json
-import os
 import re
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +12,6 @@ from transformers import AutoTokenizer, BertModel
 from demo_sdtps.config import UserError
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.synthetic.shapes import (
-    BACKGROUNDS,
     COLOURS,
     NUMBERS,
     OUTLINES,
@@ -121,12 +116,6 @@ def test_images_show_what_long_captions_say(scenes):
             assert np.mean(lit[kind][size, "striped"]) < 0.85 * plain and np.mean(lit[kind][size, "dotted"]) < 0.95 * plain
 
 
-def test_backgrounds_are_as_named(scenes):
-    for scene, image, _ in scenes:
-        distances = {name: np.abs(np.median(image.reshape(-1, 3), axis=0) - grey).max() for name, grey in BACKGROUNDS.items()}
-        assert min(distances, key=distances.get) == scene.background and distances[scene.background] < 15
-
-
 def test_captions_are_true_of_a_part(scenes):
     shares = []
     for scene, _, captions in scenes:
@@ -145,29 +134,12 @@ def test_captions_are_true_of_a_part(scenes):
     assert 0.3 < np.mean(shares) < 0.7
 
 
-@pytest.mark.parametrize(("place", "other", "expected"), [
-    ("at the top", "at the bottom", {"above"}), ("on the right", "on the left", {"to the right of"}),
-    ("on the left", "in the centre", {"to the left of", "next to"}),
-    ("in the bottom left corner", "in the centre", {"below", "to the left of", "next to"}),
-    ("in the bottom right corner", "at the top", {"below"}), ("in the top left corner", "on the right", {"to the left of"})])
-def test_relations(place, other, expected):
-    assert set(relations(Shape("", "", "", "", place), Shape("", "", "", "", other))) == expected
-
-
 def test_a_caption_nearly_always_tells_its_image(scenes):
     """Among the 200 of the test split, by its shapes alone."""
     wholes = [shapes_of(long_caption(scene)) for scene, _, _ in scenes]
     named = [shapes_of(caption) for _, _, captions in scenes for caption in captions[:2]]
     fitting = [sum(fits(shapes, whole) for whole in wholes) for shapes in named]
     assert min(fitting) == 1 and np.mean(np.array(fitting) > 1) < 0.06
-
-
-def test_captions_and_scenes_are_varied(scenes):
-    starts = Counter(" ".join(caption.split()[:2]) for _, _, captions in scenes for caption in captions)
-    assert {"the picture", "there is", "you can"} <= set(starts)
-    assert {len(scene.shapes) for scene, _, _ in scenes} == {2, 3, 4}
-    for name, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS), ("kind", OUTLINES), ("place", PLACES)):
-        assert {getattr(shape, name) for scene, _, _ in scenes for shape in scene.shapes} == set(words)
 
 
 def test_every_word_is_in_the_vocabulary_and_every_one_is_used(scenes):
@@ -195,71 +167,9 @@ def test_same_arguments_same_bytes(made, tmp_path):
     assert contents(again) == contents(made)
 
 
-def test_another_seed_other_images_captions_and_weights(made, tmp_path):
-    ours, theirs = contents(made), contents(make(tmp_path, "--seed", "1"))
-    for name in ("images/train_000000.jpg", "images/test_000000.jpg", "train_caps.txt", "bert/model.safetensors"):
-        assert ours[name] != theirs[name]
-    assert ours["images/train_000000.jpg"] != ours["images/test_000000.jpg"]
-
-
-def test_an_image_does_not_depend_on_how_many_are_made(made, tmp_path):
-    more = contents(make(tmp_path, "--images", "6", "--captions", "2"))
-    ours = contents(made)
-    assert all(more[name] == data for name, data in ours.items() if name.startswith("images/"))
-
-
-@pytest.mark.parametrize(("more", "said"), [
-    (["--images", "1"], "--images is 1; it must be 2 or more"), (["--test_images", "0"], "--test_images is 0"),
-    (["--dev_images", "-3"], "--dev_images is -3"), (["--captions", "0"], "--captions is 0; it must be from 1 to 20"),
-    (["--captions", "21"], "--captions is 21; it must be from 1 to 20"), (["--size", "31"], "--size is 31; it must be 32"),
-    (["--seed", "-1"], "--seed is -1")])
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
-    with pytest.raises(UserError, match=said):
-        make(tmp_path, *more)
-    assert not list(tmp_path.iterdir())
-
-
-def test_twenty_captions_of_every_scene_are_possible(scenes):
-    for index, (scene, _, _) in enumerate(scenes):
-        assert len(set(short_captions(scene, 20, np.random.default_rng(index)))) == 20
-
-
-def test_a_run_with_the_same_arguments_writes_nothing(tmp_path, capsys):
-    folder = make(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    capsys.readouterr()
-    make(tmp_path)
-    assert capsys.readouterr().out == f"{folder} is up to date: it was made with these arguments, nothing was written.\n"
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    assert os.listdir(tmp_path) == ["shapes"]
-
-
-@pytest.mark.parametrize("lost", ["images/dev_000001.jpg", "test_ids.txt", "bert/vocab.txt"])
-def test_a_damaged_folder_is_not_up_to_date(made, tmp_path, lost):
-    folder = make(tmp_path)
-    (folder / lost).unlink()
-    with pytest.raises(UserError, match="pass --overwrite"):
-        make(tmp_path)
-    make(tmp_path, "--overwrite")
-    assert contents(folder) == contents(made) and os.listdir(tmp_path) == ["shapes"]
-
-
-@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
-def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
-    (tmp_path / "shapes").mkdir()
-    (tmp_path / "shapes" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="choose another --root"):
-        make(tmp_path, *flags)
-    assert contents(tmp_path) == {"shapes/mine.txt": b"mine"}
-
-
-def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
-    def full(folder, seed):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(make_synthetic_captions, "write_tower", full)
-    with pytest.raises(UserError, match=r"--root .*No space left on device"):
-        make(tmp_path)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="--captions is 21; it must be from 1 to 20"):
+        make(tmp_path, "--captions", "21")
     assert not list(tmp_path.iterdir())
 
 
@@ -269,6 +179,3 @@ def test_the_command_line(tmp_path, command):
     assert code == 0 and stderr == ""
     assert "4 training, 2 dev and 3 test images" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
     assert json.loads((tmp_path / "data/shapes/synthetic.json").read_text())["arguments"]["size"] == 32
-    # As a script, where loading transformers would take most of the time.
-    wrong = subprocess.run([sys.executable, SCRIPT, "--root", "data", "--images", "0"], capture_output=True, text=True)
-    assert (wrong.returncode, wrong.stderr.strip().count("\n")) == (2, 0) and "--images is 0" in wrong.stderr

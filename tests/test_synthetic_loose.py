@@ -1,6 +1,5 @@
 """Loose crops: the same persons and surroundings as the standard set, with the person anywhere in the picture."""
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,7 @@ from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.synthetic import pedestrians
-from demo_sdtps.synthetic.body import draw_body
-from demo_sdtps.synthetic.pedestrians import CAMERAS, SUPERSAMPLING, draw_triplet, is_night, make_identities
-from demo_sdtps.synthetic.scene import Canvas
+from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
 from demo_sdtps.tools import make_synthetic
 
 SMALL = ["--identities", "2", "--test_identities", "1", "--images_per_camera", "1", "--workers", "1", "--height", "64",
@@ -78,27 +74,6 @@ def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
     assert np.mean(same) > 0.5
 
 
-def test_most_of_the_person_is_visible(monkeypatch):
-    """Mask beside the silhouette of the whole person, drawn in a picture twice as large with nothing in front."""
-    whole = []
-
-    def draw_and_record(canvas, look, build, pose):
-        larger = Canvas(2 * canvas.height, 2 * canvas.image.width)
-        larger.add((0, 0, 0), 0, 0)
-        moved = replace(pose, x=(pose.x + canvas.aspect / 2) / 2, y=(pose.y + 0.5) / 2, height=pose.height / 2)
-        drawn = draw_body(larger, look, build, moved)
-        whole.append((build, (larger.labels() >= drawn.start).sum() / SUPERSAMPLING ** 2))
-        return draw_body(canvas, look, build, pose)
-
-    monkeypatch.setattr(pedestrians, "draw_body", draw_and_record)
-    masks = [mask for _, mask in triplets(True)]
-    builds = [identity.build for identity in make_identities(12, seed=0) for _ in CAMERAS]
-    sizes = iter(whole)
-    for mask, build in zip(masks, builds, strict=True):
-        size = next(size for drawn, size in sizes if drawn == build)
-        assert 0.5 < mask.sum() / size < 1.2
-
-
 def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path, capsys):
     standard, loose = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
     recipes = [json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)]
@@ -112,8 +87,3 @@ def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path, capsy
     capsys.readouterr()
     make(tmp_path / "loose", "--loose")
     assert "up to date" in capsys.readouterr().out
-
-
-def test_help_tells_of_it(command):
-    code, stdout, _ = command(make_synthetic.main, "--help")
-    assert code == 0 and "--loose" in stdout and "anywhere in the picture" in " ".join(stdout.split())

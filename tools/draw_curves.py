@@ -10,10 +10,9 @@ import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
+from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, evaluated, read_records
 from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.tools.figures import plt, save
-from demo_sdtps.tools.run_records import evaluated, read_records
 
 IMAGE = "curves.png"
 
@@ -29,7 +28,7 @@ def main() -> None:
 
 
 def evaluated_run(folder: Path) -> list[dict]:
-    """The records of a run's metrics.json. Raises `UserError` as `read_records`, and where no epoch was evaluated."""
+    """The records of a run's metrics.json. Raises `UserError` where no epoch was evaluated."""
     records = read_records(folder)
     if not evaluated(records):
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "

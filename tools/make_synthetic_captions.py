@@ -18,7 +18,7 @@ from demo_sdtps.config.cli import print_lines, run
 from demo_sdtps.config.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes
-from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
+from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
 FOLDER, TOWER = "shapes", "bert"
 SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}  # each split and the flag of its number of images
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     target = options.root / FOLDER
     recipe = {"version": shapes.VERSION, "tower": BERT,
               "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
-    if not make_data_set(target, recipe, options.overwrite, partial(is_complete, target), partial(write, options=options)):
+    if not make_data_set(target, recipe, options.overwrite, partial(write, options=options)):
         return
     print_lines(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
                 f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
@@ -52,21 +52,14 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{target / TOWER}")
 
 
-def is_complete(target: Path, marker: Recipe) -> bool:
-    return (all((target / name).is_file() for name in marker.get("files", ()))
-            and len(list((target / IMAGES).glob("*"))) == sum(marker["arguments"][name] for name in SPLITS.values()))
-
-
-def write(folder: Path, options: argparse.Namespace) -> Recipe:
-    """Write all splits and the text tower → {"files": all files but the images}."""
+def write(folder: Path, options: argparse.Namespace) -> None:
+    """Write all splits and the text tower."""
     (folder / IMAGES).mkdir()
     mapping: dict[str, str] = {}
     for index, split in enumerate(SPLITS):
         write_split(folder, split, [options.seed, index], mapping, options)
     write_text(folder / MAPPING, json.dumps(mapping, indent=0))
     write_tower(folder / TOWER, options.seed)
-    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".jpg")
-    return {"files": sorted(str(path.relative_to(folder)) for path in files)}
 
 
 def write_split(folder: Path, split: str, seed: list[int], mapping: dict[str, str], options: argparse.Namespace) -> None:

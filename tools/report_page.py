@@ -17,9 +17,11 @@ from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample
 from demo_sdtps.engine.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.engine.evaluation.reports import (
+    MEASURES,
     PATTERN_NAMES,
     Record,
     distance_name,
+    evaluated,
     missing_rows,
     options,
     reid_caption,
@@ -28,7 +30,6 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.tools.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
 from demo_sdtps.tools.draw_tokens import DROPPED, OPACITY, description, kept_patches
 from demo_sdtps.tools.figures import images
-from demo_sdtps.tools.run_records import MEASURES, evaluated
 
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"

@@ -21,10 +21,9 @@ from demo_sdtps.config.cli import add_output, check_outputs, config_parser, pars
 from demo_sdtps.config.extras import check_extra
 from demo_sdtps.config.files import atomic_write, check_apart, locked
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
-from demo_sdtps.engine.checkpoint import EXAMPLE, weight_flag
 from demo_sdtps.engine.distributed import broadcast_from_main, check_equal, init_distributed, is_main
 from demo_sdtps.engine.extractor import make_extractor
-from demo_sdtps.engine.load import prepare_evaluation
+from demo_sdtps.engine.load import EXAMPLE, prepare_evaluation, weight_flag
 from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
 from demo_sdtps.engine.search.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
 from demo_sdtps.engine.search.nearest import COLUMNS, Hits, nearest, reranked, write_csv

@@ -16,8 +16,8 @@ missing modalities), `selection: True` (run tools/selection_quality.py); of a va
 these two evaluations only).
 
 A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
-earlier end. Two studies may share --runs: one waits for a run that the other works on. A run is identified by its
-configuration and seed: after a change of the code or the data give another --runs.
+earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
+Given the study.json of an earlier end in place of STUDY.yml, the tables and plots are made from it alone.
 """
 import sys
 from pathlib import Path
@@ -27,32 +27,68 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
+import hashlib
 import logging
+import os
+import shlex
 import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import torch
+import yaml
+from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import add_overwrite, positive_int, print_lines, run
-from demo_sdtps.config.files import atomic_write, check_output_file, write_json
+from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
+from demo_sdtps.config.cli import add_overwrite, positive_int, run
+from demo_sdtps.config.files import atomic_write, check_output_file, read_json, write_json
+from demo_sdtps.config.progress import progress
 from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
-from demo_sdtps.engine.run.record import command
+from demo_sdtps.engine.evaluation.operations import count_macs, count_parameters
+from demo_sdtps.engine.evaluation.reports import read_records
+from demo_sdtps.engine.evaluation.selection import selects_patches
+from demo_sdtps.engine.run.output import LAST
+from demo_sdtps.engine.run.record import FINISHED, RECORD, command
+from demo_sdtps.engine.study import as_markdown, commits_of, draw_costs, draw_losses, draw_results, read_result
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools.profile_flops import count_macs, count_parameters
-from demo_sdtps.tools.study_file import cli_args, make_variants, read_study
-from demo_sdtps.tools.study_plots import draw_costs, draw_losses, draw_missing, draw_results
-from demo_sdtps.tools.study_runs import gather, run_all
-from demo_sdtps.tools.study_tables import as_markdown, commits_of
 
 logger = logging.getLogger("study")
-PLOTS = {"results.png": draw_results, "loss.png": draw_losses, "costs.png": draw_costs, "missing.png": draw_missing}
+ROOT = Path(__file__).resolve().parent.parent
+TABLES, RESULT = "study.md", "study.json"
+PLOTS = {"results.png": draw_results, "loss.png": draw_losses, "costs.png": draw_costs}
 QUICK = {"SOLVER.MAX_EPOCHS": 1, "SOLVER.WARMUP_ITERS": 0}
+DEFAULTS = {"title": "", "config": "", "seeds": [1, 2, 3], "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
+            "selection": False, "variants": {}}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}}
+POLL = 0.2  # seconds between two looks at the running processes
 
+Failures = dict[tuple[str, int], str]  # the reason of every failure, by the variant's name and seed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the tables: a configuration, its command-line arguments, and those of its further evaluations."""
+
+    name: str
+    cfg: CfgNode
+    arguments: tuple[str, ...]
+    evaluate: tuple[str, ...]
+    folder: Path
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed_{seed}"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example")
+    parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example, or a "
+                        "study.json such as docs/results/*.json")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")
     length.add_argument("--quick", action="store_true", help="check that a study works: the first two variants, two seeds, "
@@ -70,36 +106,46 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
 
-    study = read_study(arguments.study)
-    name, opts = arguments.study.stem, arguments.opts
-    seeds = list(range(1, arguments.seeds + 1)) if arguments.seeds else study["seeds"]
-    if arguments.quick:
-        study["variants"] = dict(list(study["variants"].items())[:2])
-        name, opts, seeds = f"{name}-quick", [*cli_args(QUICK), *opts], [1, 2]
-    variants = make_variants(study, opts, arguments.runs)
-    output = arguments.output or Path("runs/studies") / name
-    inputs = dict.fromkeys([arguments.study, *(folder for variant in variants for folder in data_folders(variant.cfg))])
-    plots = {name: draw for name, draw in PLOTS.items() if study["missing"] or draw is not draw_missing}
-    files = {name: check_output_file(output / name, Path(name).suffix, arguments.overwrite, inputs)
-             for name in ("study.md", "study.json", *plots)}
-    check_output_file(arguments.runs / "study.json", ".json", True, inputs)
-    costs = {variant.name: cost(variant.cfg) for variant in variants}
-
-    failures = run_all(variants, seeds, arguments.jobs, study)
-    result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
-              "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
+    output = arguments.output or Path("runs/studies") / f"{arguments.study.stem}{'-quick' if arguments.quick else ''}"
+    if arguments.study.suffix == ".json":
+        result = read_result(arguments.study)
+        files = output_files(output, PLOTS, [arguments.study], arguments.overwrite)
+    else:
+        study, seeds, variants = planned(arguments)
+        inputs = [arguments.study, *(folder for variant in variants for folder in data_folders(variant.cfg))]
+        files = output_files(output, [RESULT, *PLOTS], inputs, arguments.overwrite)
+        check_output_file(arguments.runs / RESULT, ".json", True, inputs)
+        costs = {variant.name: cost(variant.cfg) for variant in variants}
+        failures = run_all(variants, seeds, arguments.jobs, study)
+        result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
+                  "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
+        write_json(files[RESULT], result)
     table = as_markdown(result)
-    write_json(files["study.json"], result)
-    with atomic_write(files["study.md"]) as temporary:
+    with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
-    for name, draw in plots.items():
+    for name, draw in PLOTS.items():
         draw(result, files[name])
-    print_lines(*table.split("\n"), *files.values())
+    print(table, *files.values(), sep="\n")
     if len(commits_of(result)) > 1:
         logger.warning("The runs were made by different commits (%s); to run all of them again give another --runs.",
                        " and ".join(commits_of(result)))
-    if failures:
+    if any(variant["failed"] for variant in result["variants"]):
         sys.exit(1)
+
+
+def output_files(folder: Path, names: Iterable[str], inputs: list[Path], overwrite: bool) -> dict[str, Path]:
+    """The files that will be written, by name. Raises `UserError` where one cannot be."""
+    return {name: check_output_file(folder / name, Path(name).suffix, overwrite, inputs) for name in (TABLES, *names)}
+
+
+def planned(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[int], list[Variant]]:
+    """The study, the seeds and the variants to run. Raises `UserError`."""
+    study, opts = read_study(arguments.study), arguments.opts
+    seeds = list(range(1, arguments.seeds + 1)) if arguments.seeds else study["seeds"]
+    if arguments.quick:
+        study["variants"] = dict(list(study["variants"].items())[:2])
+        opts, seeds = [*cli_args(QUICK), *opts], [1, 2]
+    return study, seeds, make_variants(study, opts, arguments.runs)
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
@@ -107,6 +153,154 @@ def cost(cfg: CfgNode) -> dict[str, float]:
     samples = read_splits(cfg, ("train",))["train"]
     model = make_model(cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)).eval()
     return {"parameters": sum(count_parameters(model).values()), "gmacs": count_macs(cfg, model)[""] / 1e9}
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """A study file completed by the defaults. Raises `UserError` for an invalid file."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"The study {path} cannot be read ({' '.join(str(error).split())}); give a YAML file such as "
+                        "studies/modules.yml.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("variants"), dict) or not found["variants"]:
+        raise UserError(f"The study {path} has no variants; see tools/study.py --help for an example.")
+    if type(found.get("seeds")) is int:
+        found["seeds"] = list(range(1, found["seeds"] + 1))
+    study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
+    study["variants"] = {str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
+                         for name, variant in study["variants"].items()}
+    for key, allowed in (("seeds", range(2**32)), ("patterns", RETURN_PATTERNS)):
+        values = study[key]
+        if not values or not all(type(value) is int and value in allowed for value in values) or len(set(values)) < len(values):
+            raise UserError(f"The study {path}: {key} is {values!r}, but it must be distinct numbers"
+                            f"{'' if key == 'seeds' else ' of 1, 2 and 3'}, at least one.")
+    return study
+
+
+def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+    """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
+    for key, value in found.items() if isinstance(found, dict) else [("", found)]:
+        if key not in defaults:
+            raise UserError(f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
+                            f"{', '.join(defaults)}.")
+        if type(value) is not type(defaults[key]):
+            raise UserError(f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}.")
+    return defaults | found
+
+
+def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Variant]:
+    """The variants with their configurations, all checked before the first run. Raises `UserError`."""
+    variants = []
+    for name, variant in study["variants"].items():
+        config = variant["config"] or study["config"]
+        if not config:
+            raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
+        pairs, evaluate = [*cli_args(study["set"] | variant["set"]), *opts], cli_args(variant["evaluate"])
+        cfg = load_cfg(config, pairs)
+        load_cfg(config, [*pairs, *evaluate])
+        # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
+        key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
+        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), tuple(evaluate),
+                                runs / f"{Path(config).stem}-{key[:10]}"))
+    return variants
+
+
+def cli_args(values: dict[str, Any]) -> list[str]:
+    return [str(part) for pair in values.items() for part in pair]
+
+
+def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> Failures:
+    """Train and measure whatever is not finished, `jobs` runs at a time; returns the failures."""
+    sharing: dict[Path, list[tuple[Variant, int]]] = defaultdict(list)  # variants that differ only in `evaluate` share a run
+    for variant, seed in product(variants, seeds):
+        sharing[variant.run_folder(seed)].append((variant, seed))
+    failures: Failures = {}
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cpu_cores() // jobs)))
+    waiting = [_processes_of(runs, study, failures, threads) for runs in sharing.values()]
+    running: dict[Iterator[subprocess.Popen], subprocess.Popen] = {}
+    with logging_redirect_tqdm(), progress(total=len(waiting), desc="runs", unit="run") as bar:
+        try:
+            while waiting or running:
+                ready = [run for run, process in running.items() if process.poll() is not None]
+                ready += [waiting.pop(0) for _ in range(min(len(waiting), jobs - len(running)))]
+                for run in ready:
+                    running.pop(run, None)
+                    if process := next(run, None):
+                        running[run] = process
+                    else:
+                        bar.update()
+                time.sleep(POLL)
+        finally:
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    return failures
+
+
+def _processes_of(runs: list[tuple[Variant, int]], study: dict[str, Any], failures: Failures,
+                  threads: str) -> Iterator[subprocess.Popen]:
+    """Start the unfinished steps of variants that share a run: a process at a time, the next when that has ended."""
+    errors: dict[Path, str] = {}  # by output; a failed step is not repeated for another variant
+    for variant, seed in runs:
+        folder = variant.run_folder(seed)
+        for words, output in steps(variant, seed, study):
+            if output not in errors and not is_done(output):
+                log = folder.with_suffix(".log")
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with open(log, "a", encoding="utf-8") as file:
+                    yield subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
+                                           env=os.environ | {"OMP_NUM_THREADS": threads})
+                if not is_done(output):
+                    last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
+                    errors[output] = last.removeprefix("error: ") if last.startswith("error: ") else (
+                        f"it was stopped before its end; see {log}")
+            if output in errors:
+                failures[variant.name, seed] = errors[output]
+                break
+        logger.info("%s, seed %d: %s", variant.name, seed, failures.get((variant.name, seed), folder))
+
+
+def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
+    """The commands of a run, training first, each with the JSON file that it writes."""
+    folder = variant.run_folder(seed)
+    arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
+    # Relative, so that the command in run.json works in the study's working directory.
+    found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
+    arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
+    suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
+    for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
+                                  ("selection", "tools/selection_quality.py", ())):
+        if study[name] and (name != "selection" or selects_patches(variant.cfg)):
+            output = folder / f"{name}{suffix}.json"
+            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
+                          output))
+    return found
+
+
+def is_done(output: Path) -> bool:
+    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
+    record = output.parent / RECORD
+    return ((read_json(record) or {}).get("status") == FINISHED and output.exists()
+            and output.stat().st_mtime >= record.stat().st_mtime)
+
+
+def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
+    """The results of a variant's runs by seed (as text, for JSON)."""
+    command = shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *variant.arguments])
+    found: dict[str, Any] = {"command": command, "evaluate": list(variant.evaluate), "records": {}, "made_with": {},
+                             "failed": {}, "missing": {}, "selection": {}}
+    for seed in seeds:
+        folder, name = variant.run_folder(seed), str(seed)
+        found["records"][name] = read_records(folder)
+        found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
+        if (variant.name, seed) in failures:
+            found["failed"][name] = failures[variant.name, seed]
+            continue
+        for _, output in steps(variant, seed, study)[1:]:
+            measurement = output.stem.partition("-")[0]
+            found[measurement][name] = read_json(output)["cases"] if measurement == "missing" else read_json(output)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,19 +1,35 @@
 """Records, tables and captions of evaluations."""
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.config.files import read_json
 from demo_sdtps.engine.evaluation.metrics import Ranking
 from demo_sdtps.engine.evaluation.protocol import TestData
+from demo_sdtps.engine.run.output import METRICS
 from demo_sdtps.modeling.demo import missing_modalities
 
 RANKS = (1, 5, 10)
+MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 Record = Mapping[str, Mapping[str, float]]
 """Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]."""
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run's metrics.json, one for each epoch; [] without such a file."""
+    found = read_json(folder / METRICS)
+    return found if isinstance(found, list) else []
+
+
+def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of epochs after which the model was evaluated."""
+    return [record for record in records if "patterns" in record]
 
 
 def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:

@@ -1,14 +1,20 @@
-"""Results of a study, the content of study.json, as Markdown: means, and paired differences to the first variant."""
+"""Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 from scipy import stats
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.files import atomic_write, read_json
 from demo_sdtps.engine.evaluation.extraction import CASES
 from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES
+
+matplotlib.use("Agg")  # no screen is needed
+import matplotlib.pyplot as plt
 
 COMPLETE = next(iter(CASES))
 CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
@@ -25,6 +31,14 @@ SELECTION_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: ave
 SLIMMING_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score as a detector of "
                    "the person; a random order has {random_order:.1f} %. Recall: share of the person's patches that are kept. "
                    "Precision: share of the kept patches that lie on the person. All three are means over the modalities.")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Content of a study.json. Raises `UserError` for another file."""
+    result = read_json(path)
+    if not isinstance(result, dict) or not {"variants", "patterns", "seeds", "title"} <= result.keys():
+        raise UserError(f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json.")
+    return result
 
 
 class Difference(NamedTuple):
@@ -214,3 +228,77 @@ def _difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[s
 def _table(headers: list[str], rows: list[list[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
+
+
+def draw_results(result: dict[str, Any], path: Path) -> None:
+    """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
+    variants, patterns = result["variants"], result["patterns"]
+    size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
+    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axis, pattern in zip(axes[0], patterns, strict=True):
+        for row, variant in enumerate(variants):
+            values = list(final_metric(variant, pattern, "mAP").values())
+            axis.scatter(values, np.full(len(values), row), s=16, alpha=0.5, color="C0")
+            if values:
+                axis.errorbar(np.mean(values), row, xerr=_deviation(values), color="black", marker="|", markersize=16,
+                              capsize=3)
+                if row == 0:
+                    axis.axvline(np.mean(values), color="gray", linestyle=":", linewidth=1)
+        axis.set(xlabel="mAP (%): runs, mean ± standard deviation", title=f"return pattern {PATTERN_NAMES[pattern]}")
+    axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
+    axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
+    _save(figure, result, path)
+
+
+def draw_losses(result: dict[str, Any], path: Path) -> None:
+    """Training loss by epoch: a thin line per run, failed ones included, and a thick line for the mean of a variant."""
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    for index, variant in enumerate(result["variants"]):
+        curves = {seed: {record["epoch"]: record["loss"] for record in records if "loss" in record}
+                  for seed, records in variant["records"].items()}
+        for seed, curve in curves.items():
+            axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.35, linewidth=1)
+            if curve and seed in variant["failed"]:
+                axis.plot(*list(curve.items())[-1], marker="x", markersize=10, color=f"C{index}")
+        # Only epochs that all runs reach: the mean of the remaining runs would fall when one diverges and ends.
+        epochs = sorted(set.intersection(*map(set, curves.values())))
+        axis.plot(epochs, [np.mean([curve[epoch] for curve in curves.values()]) for epoch in epochs], color=f"C{index}",
+                  linewidth=2, marker=".", label=variant["name"])
+    has_failures = any(variant["failed"] for variant in result["variants"])
+    axis.set(xlabel="epoch", ylabel="training loss" + (" (× where a run failed)" if has_failures else ""))
+    axis.legend(fontsize=8)
+    _save(figure, result, path)
+
+
+def draw_costs(result: dict[str, Any], path: Path) -> None:
+    """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant."""
+    draw_against([variant.get("gmacs") for variant in result["variants"]], "GMACs of one triplet", result, path)
+
+
+def draw_against(costs: Sequence[float | None], meaning: str, result: dict[str, Any], path: Path) -> None:
+    """mAP of the last return pattern, mean ± standard deviation, against a cost of every variant that has one."""
+    pattern = result["patterns"][-1]
+    figure, axis = plt.subplots(figsize=(9, 5))
+    for index, (variant, cost) in enumerate(zip(result["variants"], costs, strict=True)):
+        values = list(final_metric(variant, pattern, "mAP").values())
+        if values and cost is not None:
+            axis.errorbar(cost, np.mean(values), yerr=_deviation(values), capsize=3, fmt="osD^v<>P"[index // 10],
+                          color=f"C{index % 10}", label=variant["name"])
+    axis.set(xlabel=meaning, ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, result, path)
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _save(figure: plt.Figure, result: dict[str, Any], path: Path) -> None:
+    for axis in figure.axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    figure.tight_layout()
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+    plt.close(figure)

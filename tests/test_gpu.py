@@ -1,0 +1,116 @@
+"""What a GPU computes as a CPU does, and what only a GPU shows: pytest -o addopts='' -m gpu (docs/performance.md).
+
+The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks these functions where there is no GPU.
+"""
+import pytest
+import torch
+from commands import CONFIG, ROOT, SMALL, near, records_of
+from golden_cases import relative_error
+from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill
+from launch import torchrun
+from tiny import CAMERAS, CLASSES
+
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.loaders import train_loader
+from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
+from demo_sdtps.engine.evaluation.protocol import make_test_data
+from demo_sdtps.engine.reid import ReIDTrainer
+from demo_sdtps.engine.runtime import DTYPES, autocast, compile_model, missing_for_compilation
+from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones import make_backbone
+
+pytestmark = pytest.mark.gpu
+
+ROUNDED = {"off": 1e-4, "bf16": 2e-2}
+"""Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
+STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")
+TWO_STEPS = ("SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4", "SOLVER.LOG_PERIOD", "1", "SOLVER.GRAD_CLIP", "5")
+
+
+def random_images(cfg, device, batch=8):
+    return {name: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for name in ("RGB", "NI", "TI")}
+
+
+@pytest.mark.parametrize("mode", DTYPES)
+def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp_path):
+    """To the last bit, in every precision; a loss that is not finite would end it."""
+    words = [cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / name, "MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto",
+                          *EVERY_STEP) for name in ("one", "other")]
+    assert call(words[0]) == 0
+    with at(Trainer, "_train_step", 9, kill):
+        assert call(words[1]) == 130
+    assert call(words[1]) == 0
+    assert_same(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize("mode", ROUNDED)
+def test_fused_attention_equals_plain(gpu, mode):
+    cfg = load_cfg(CONFIG, [*SMALL])
+    torch.manual_seed(0)
+    backbone = make_backbone(cfg, 1).to(gpu).eval()
+    images, probe = random_images(cfg, gpu)["RGB"], torch.randn(8, backbone.num_patches, backbone.width, device=gpu)
+    found = {}
+    for fused in (True, False):
+        backbone.fused_attention = fused
+        backbone.zero_grad()
+        with autocast(gpu, DTYPES[mode]):
+            tokens, _ = backbone(images, torch.zeros(8, dtype=torch.long, device=gpu))
+        (tokens.float() * probe).sum().backward()
+        found[fused] = tokens.detach(), backbone.vit.patch_embed.proj.weight.grad
+    assert all(relative_error(*pair) < ROUNDED[mode] for pair in zip(found[True], found[False], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
+def test_compiled_blocks_equal_others(gpu):
+    if gpu.type == "cpu" and (missing := missing_for_compilation()):
+        pytest.skip(f"there is no {missing}")
+    cfg = load_cfg(CONFIG, [*SMALL])
+    torch.manual_seed(0)
+    model = make_model(cfg, CLASSES, CAMERAS).to(gpu).eval()
+    images, cameras = random_images(cfg, gpu), torch.zeros(8, dtype=torch.long, device=gpu)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        features = model(images, cameras)
+        (features * torch.linspace(-1, 1, features.shape[1], device=gpu)).sum().backward()
+        found.append((features.detach(), model.backbone.vit.patch_embed.proj.weight.grad))
+        compile_model(model, gpu)
+    assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
+    if gpu.type == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    words = ["--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, *STILL, "SOLVER.EVAL_UNTRAINED", "False",
+             "SOLVER.OPTIMIZER_NAME", "SGD", "MODEL.DEVICE", gpu, "OUTPUT_DIR"]
+    assert call([*words, tmp_path / "one"]) == 0
+    done = torchrun("train_net.py", *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
+    assert done.returncode == 0, done.stderr
+    for one, two in zip(*(records_of(tmp_path / name) for name in ("one", "two")), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=ROUNDED["off"])
+        assert two["patterns"] == near(one["patterns"], exchanges=3)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.parametrize("name", ["DeMo_SDTPS", "DeMo_Slim"])
+def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root):
+    """Neither in an epoch with a progress bar nor in the loop of an evaluation."""
+    if gpu.type == "cpu":
+        pytest.skip("there is no GPU to wait for")
+    words = ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL, *TWO_STEPS, "MODEL.DEVICE", "cuda"]
+    cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
+    splits = read_splits(cfg)
+    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
+    trainer = ReIDTrainer(cfg, make_model(cfg, CLASSES + 1, CAMERAS).cuda(), train_loader(cfg, splits["train"]), test_data, {})
+    for mode in ("default", "error"):  # first without, for what is done once
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            trainer.train_epoch()
+            extract_features(cfg, trainer.model, test_data.loader, [CASES["nothing"], CASES["r"]])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        trainer.step = 0
