@@ -18,6 +18,8 @@ from demo_sdtps.config.schema import Schema
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOADING = ("lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
+           "DATALOADER.TIMEOUT for a slow disk.")
 NO_MEMORY = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
 
 
@@ -126,7 +128,7 @@ def print_lines(*lines: object) -> None:
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system that name a file, a full disk and a lack of memory are reported like a `UserError`. Ctrl-C is exit code
+    Errors of the system that name a file, a full disk, a lack of memory and failed loading processes are reported likewise. Ctrl-C is exit code
     130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
     """
     code, sentence = 2, ""
@@ -147,9 +149,12 @@ def run(main: Callable[[], None]) -> None:
         sentence = (f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
                     "the disk.")
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if is_out_of_memory(error):
+            sentence = NO_MEMORY
+        elif "DataLoader" in str(error):  # torch raises it wherever the run is at the time
+            sentence = f"The loading processes failed ({error}); {LOADING}"
+        else:
             raise
-        sentence = NO_MEMORY
     # After the error is freed, whose traceback keeps the loading processes alive.
     if sentence:
         rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""

@@ -142,17 +142,11 @@ def batches(loader: DataLoader) -> Iterator[Batch]:
 
 def collated_batches(loader: DataLoader) -> Iterator:
     """Output of `collate` with prefetch; loading processes persist for the next epoch. Raises `UserError` for an image that
-    cannot be read, and where loading processes fail or, for DATALOADER.TIMEOUT seconds, give no batch."""
-    try:
-        for collated in loader if loader.num_workers else prefetch(loader):
-            if isinstance(collated, UserError):
-                raise UserError(str(collated))
-            yield collated
-    except RuntimeError as error:
-        if "DataLoader" not in str(error):
-            raise
-        raise UserError(f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), "
-                        "enlarge /dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk.") from None
+    cannot be read, and torch's RuntimeError where loading processes fail or, for DATALOADER.TIMEOUT seconds, give no batch."""
+    for collated in loader if loader.num_workers else prefetch(loader):
+        if isinstance(collated, UserError):
+            raise UserError(str(collated))
+        yield collated
 
 
 def prefetch(loader: DataLoader) -> Iterator:
