@@ -128,8 +128,8 @@ def print_lines(*lines: object) -> None:
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
-    Errors of the system that name a file, a full disk, a lack of memory and failed loading processes are reported likewise. Ctrl-C is exit code
-    130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
+    Errors of the system that name a file, a full disk, a lack of memory and failed loading processes are reported likewise.
+    Ctrl-C is exit code 130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
     """
     code, sentence = 2, ""
     try:
