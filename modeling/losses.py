@@ -104,9 +104,9 @@ def total_loss(cfg: CfgNode, output: TrainingOutput, labels: torch.Tensor, head_
     if output.auxiliary is not None:  # (processes,)
         total = output.auxiliary.mean()
         parts["auxiliary"] = total.detach()
-    centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(head_weights)
-    for (name, weight), center_loss in zip(head_weights.items(), centers, strict=True):
-        head = HeadOutput(output.logits[name], output.features[name], labels, center_loss)
+    centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(output.logits)
+    for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
+        head, weight = HeadOutput(logits, output.features[name], labels, center_loss), head_weights[name]
         losses = {kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None}
         total = total + weight * reduce(torch.add, losses.values())
         parts |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}

@@ -111,9 +111,9 @@ def test_identity(seed, smoothing):
 def test_losses_are_computed_in_float32_under_autocast():
     features, logits, labels = draw(4)
     outputs = (logits.bfloat16(), features.bfloat16())
-    expected, _ = total_loss(tiny_cfg(), [part.float() for part in outputs], labels, ONE)
+    expected, _ = total_loss(tiny_cfg(), output_of([part.float() for part in outputs], ONE), labels, ONE)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = total_loss(tiny_cfg(), outputs, labels, ONE)
+        found, _ = total_loss(tiny_cfg(), output_of(outputs, ONE), labels, ONE)
     assert torch.equal(found, expected)
 
 
@@ -139,10 +139,10 @@ def test_total(opts, id_weight, triplet_weight, smoothing, margin):
     assert_close(total_loss(tiny_cfg(*opts), output_of(outputs, PAIRS), labels, PAIRS)[0], expected, *SUMS, scale=scale)
 
 
-def test_total_wants_a_weight_for_every_pair():
+def test_total_wants_a_weight_for_every_head():
     features, logits, labels = draw(7)
-    with pytest.raises(ValueError):
-        total_loss(tiny_cfg(), (logits, features, logits, features), labels, ONE)
+    with pytest.raises(KeyError, match="sdtps"):
+        total_loss(tiny_cfg(), output_of((logits, features, logits, features), PAIRS), labels, ONE)
 
 
 # Centers

@@ -46,7 +46,7 @@ def make_run(folder, root, *opts, config=CONFIG):
 
 @pytest.fixture(scope="module")
 def made(tiny_root, tmp_path_factory):
-    """A page of a model with slimming and a selector, bounded, and the numbers of tools/analyse.py: → (file, numbers, cfg).
+    """A page of a model with slimming and SDTPS, bounded, and the numbers of tools/analyse.py: → (file, numbers, cfg).
 
     The names of the run, of a folder on the way to the data and of an image are hostile.
     """
@@ -246,7 +246,7 @@ def test_kept_patches_are_switched_on_and_off(page, made):
     masks = kept_patches(made[2], model, [samples[page.run(f"return {query}.title")]])
     pixels = (f"const canvas = {query}.querySelector('canvas'); return [canvas.hidden, canvas.width, canvas.height, [...canvas"
               ".getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)]")
-    assert page.texts("#kept option") == ["off", *masks] and set(masks) == {"stage 1", "selector"}
+    assert page.texts("#kept option") == ["off", *masks] and set(masks) == {"stage 1", "SDTPS"}
     for name, by_modality in masks.items():
         page.choose("#kept", name)
         hidden, width, height, alpha = page.run(pixels)
@@ -302,7 +302,7 @@ def test_readable_in_every_window(page, width, scheme):
     """No horizontal scrolling with everything open, in the system's colours and in the others."""
     page.show(width, scheme)
     page.run("for (const one of document.querySelectorAll('details')) one.open = true")
-    page.choose("#kept", "selector")
+    page.choose("#kept", "SDTPS")
     for expected in (scheme, "light" if scheme == "dark" else "dark"):
         assert page.run("return document.documentElement.dataset.theme") == expected
         assert page.run("const { scrollWidth, clientWidth } = document.documentElement; return scrollWidth - clientWidth") == 0

@@ -265,7 +265,7 @@ def test_table_and_file_tell_the_same(words, command, tmp_path):
              "nt": "nt: NI, TI"}
     columns = ("base_rate", "kept", "recall", "score", "MLP", *MODALITIES)
     groups = {names[case]: by_modality for case, by_modality in found["cases"].items()}
-    groups |= {f"nothing, {light}": found["lights"][light]["selector"] for light in ("day", "night")}
+    groups |= {f"nothing, {light}": found["lights"][light]["SDTPS"] for light in ("day", "night")}
     expected = [[*(name.split() if modality == next(iter(by_modality)) else ()), modality,
                  *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
                 for name, by_modality in groups.items() for modality, row in by_modality.items()]

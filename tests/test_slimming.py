@@ -225,36 +225,6 @@ def test_the_loss_against_masks(weight):
     assert slimming(backbone, stem).loss is None and slimming.eval()(backbone, stem, foreground=shares).loss is None
 
 
-def test_the_straight_through_factor_carries_the_softmax_gradient():
-    """Of all patches' scores to the kept tokens, and changes no value."""
-    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised", "MODEL.SLIM_MERGE", "False")
-    stem = stem_of(backbone, draw(cfg), 1)
-    parameter = slimming.scores[0].heads["TI"][3].weight
-    plain = slimming.train()(backbone, stem)
-    probe = torch.randn_like(plain.tokens["TI"])
-    assert torch.autograd.grad((plain.tokens["TI"] * probe).sum(), parameter, allow_unused=True, retain_graph=True) == (None,)
-
-    tau, seen = 0.7, []
-    slimming.scores[0].gumbel_tau = tau
-    backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    torch.manual_seed(seeded(3))
-    found = slimming(backbone, stem)
-    assert torch.equal(found.tokens["TI"], plain.tokens["TI"])
-    (given,), kept = seen, torch.cat(list(found.stages[0].kept.values()))
-    (arrives,) = torch.autograd.grad((found.tokens["TI"] * probe).sum(), given, retain_graph=True)
-    (ours,) = torch.autograd.grad((found.tokens["TI"] * probe).sum(), parameter, retain_graph=True)
-    torch.manual_seed(seeded(3))
-    score = torch.cat(list(found.stages[0].score.values()))
-    noise = -torch.empty_like(score).exponential_().log()
-    soft = ((score.double() + noise.double()) / tau).softmax(dim=-1)
-    patches = torch.cat(list(stem.values()))[:, 1:]
-    theirs = sum((soft[row, place] * (arrives[row, 1 + rank] @ patches[row, place]))
-                 for row in range(6) for rank, place in enumerate(kept[row].tolist()))
-    assert_close(ours, torch.autograd.grad(theirs, parameter)[0], 3, 8, 64, 6 * 8)
-    slimming.eval()  # no noise, no factor
-    assert torch.equal(slimming(backbone, stem).tokens["TI"], plain.tokens["TI"])
-
-
 @pytest.mark.parametrize(("count", "shares", "left"), [(10, [0.5, 0.5], (5, 3)), (128, [0.7, 0.7, 0.7], (90, 63, 45)),
                                                        (7, [1.0, 0.3], (7, 3)), (10, [0.7], (7,)), (3, [], ())])
 def test_counts_are_rounded_up(count, shares, left):

@@ -10,14 +10,14 @@ from demo_sdtps.tools import draw_tokens, report
 
 
 @pytest.mark.parametrize("score", ["distinctness", "mask"])
-def test_masks_of_every_stage_and_of_the_selector(few, tmp_path, score):  # noqa: F811
-    """32 patches, of which the stages keep 16 and 8, and the selector 4 of these."""
+def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):  # noqa: F811
+    """32 patches, of which the stages keep 16 and 8, and SDTPS 4 of these."""
     words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.5", "MODEL.SLIM_SCORE", score,
                       "INPUT.JOINT_AUGMENTATION", "True")
     cfg, model, samples = model_and_samples(words)
     masks = draw_tokens.kept_patches(cfg, model, samples)
     assert {title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks} == {
-        "stage 1": {16}, "stage 2": {8}, "selector": {4}}
+        "stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
     for modality in MODALITIES:
         first, second, last = (mask[modality] for mask in masks.values())
         assert first.shape == (len(samples), *model.backbone.grid_size)

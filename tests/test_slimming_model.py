@@ -199,7 +199,7 @@ def test_random_is_the_same_in_every_evaluation_and_another_in_training():
 def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     """Places that come in some batches only, and one without evidence at first."""
     monkeypatch.setattr(maps, "MOMENTUM", least := 0.05)
-    score = Position(tiny_cfg(), 8, (3, 2)).train()
+    score = Position(8, (3, 2)).train()
     expected, batches, draws = [0.0] * 6, [0] * 6, generator()
     for step in range(int(1.5 / least)):
         tokens = {name: torch.randn(2, 3, 8, generator=draws) for name in MODALITIES}
@@ -219,7 +219,7 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     before = score.map.clone()
     found = score.eval().scores(Context(tokens, {}, (3, 2), places=places))
     assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
-    fresh = Position(tiny_cfg(), 8, (3, 2))
+    fresh = Position(8, (3, 2))
     fresh.load_state_dict(score.state_dict())
     assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
 

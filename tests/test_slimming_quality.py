@@ -98,10 +98,10 @@ def test_the_true_mask_is_a_perfect_detector(few, tmp_path, command):  # noqa: F
             assert later["recall"] <= 1 and later["kept"] <= 1
 
 
-def test_a_selector_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):  # noqa: F811
+def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):  # noqa: F811
     words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
     found, stdout = measured(command, tmp_path, words)
-    assert [line for line in stdout.splitlines() if line.endswith(":")] == ["stage 1:", "stage 2:", "selector:"]
+    assert [line for line in stdout.splitlines() if line.endswith(":")] == ["stage 1:", "stage 2:", "SDTPS:"]
     for case, by_modality in found["cases"].items():
         for modality, row in by_modality.items():
             last = found["stages"]["stage 2"][case][modality]

@@ -27,13 +27,13 @@ BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 
 def main() -> None:
     output, config_files, *opts = sys.argv[1:]
-    with distributed.processes():
+    with distributed.init_distributed():
         for config_file in map(Path, config_files.split(",")):
             torch.save(steps(load_cfg(config_file, opts)), Path(output) / f"{config_file.stem}_{distributed.rank()}.pth")
 
 
 def own(rows: torch.Tensor) -> torch.Tensor:
-    """This process's share of the rows."""
+    """This process's part of the rows."""
     return torch.stack(distributed.shard_for_rank(rows))
 
 
@@ -44,7 +44,7 @@ def steps(cfg) -> dict:
     for module in model.modules():
         if hasattr(module, "dropout"):
             module.dropout = 0.0  # processes draw for themselves
-    network = distributed.replicated(model.train())
+    network = distributed.wrap_ddp(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
     if reads_masks(cfg, training=True):

@@ -18,7 +18,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.scores.base import ByModality, Context, Selection
 
 SHARES = ("base_rate", "kept", "recall")
-SDTPS = "sdtps"
+SDTPS = "SDTPS"
 COMPLETE = next(iter(CASES))
 
 Measures = dict[str, dict[str, float]]  # measures by their name, by modality
