@@ -1,6 +1,7 @@
 """Shared parts of all commands: flags of the configuration, and error messages."""
 import argparse
 import errno
+import multiprocessing
 import os
 import re
 import sys
@@ -160,4 +161,6 @@ def run(main: Callable[[], None]) -> None:
         rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
         sys.stderr.write(f"error: {rank}{sentence}\n" if code == 2 else f"{sentence}\n")
     if code:
+        for process in multiprocessing.active_children():
+            process.kill()  # one that waits for a lock of another that was killed does not end by itself
         sys.exit(code)

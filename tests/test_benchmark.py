@@ -9,7 +9,7 @@ from commands import ONE_LINE, ROOT
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row, as_markdown, in_turns, peak_memory, speed_row
 
-PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search"}
+PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance"}
 """In docs: what was measured, and the page that shows it."""
 MEMORY = 300 << 20
 
