@@ -1,5 +1,6 @@
 """The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ class GuidedScore(Score):
 
     guide_missing = False  # whether missing modalities guide the others
 
-    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: object):
+    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: Any):
         super().__init__(width, grid, **settings)
         self.beta = beta
 
@@ -59,7 +60,7 @@ class GuidedScore(Score):
 class SDTPSScore(GuidedScore):
     """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
 
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+    def __init__(self, width: int, grid: tuple[int, int], **settings: Any):
         super().__init__(width, grid, **settings)
         self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in MODALITIES})
 
@@ -74,7 +75,7 @@ class SDTPS(GuidedScore):
     as `MultiModalSDTPS`.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float, **settings: object):
+    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float, **settings: Any):
         super().__init__(width, grid, beta=beta)
         self.guide_missing = guide_missing
         sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
@@ -85,7 +86,7 @@ class SDTPS(GuidedScore):
     def mlp(self, modality: str) -> nn.Module:
         return self._module(modality, "sparse").score_predictor
 
-    def forward(self, context: Context) -> dict[str, Selection]:
+    def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
         """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
         found = {}
         for modality, score in self.scores(context).items():
@@ -95,5 +96,5 @@ class SDTPS(GuidedScore):
             found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
         return found
 
-    def _module(self, modality: str, part: str) -> nn.Module:
+    def _module(self, modality: str, part: str) -> Any:
         return getattr(self, f"{STATE_NAMES[MODALITIES.index(modality)]}_{part}")
