@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,22 +10,11 @@ from commands import SMALL, cli_args_for
 from scipy import stats
 
 from demo_sdtps import train_net
+from demo_sdtps.benchmarks.busy import busy_neighbours
 from demo_sdtps.config import threads
 from demo_sdtps.tools import demo_figures
 
 PRINTED = "import os; print([os.environ.get(name) for name in ('OMP_NUM_THREADS', 'OMP_WAIT_POLICY')])"
-
-
-@contextmanager
-def busy_neighbours(count):
-    """Inside, `count` single-threaded processes compute without end."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize(("files", "cores"), [
