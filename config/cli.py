@@ -152,7 +152,7 @@ def run(main: Callable[[], None]) -> None:
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             sentence = NO_MEMORY
-        elif "DataLoader" in str(error):  # torch raises it wherever the run is at the time
+        elif "DataLoader" in str(error) and not str(error).startswith("Caught "):  # which is an error of our own code there
             sentence = f"The loading processes failed ({error}); {LOADING}"
         else:
             raise

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 
 THREADS, WAITING = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+OURS = "DEMO_SDTPS_THREADS"
+"""The number of threads that `prepare_threads` has set, which is not the user's."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -28,7 +30,8 @@ def cpu_quota(root: Path = CGROUP) -> float:
 
 def threads_by_user() -> bool:
     """Whether the user has set the number of threads. torchrun sets 1 for each of several processes."""
-    return THREADS in os.environ and not (int(os.environ.get("WORLD_SIZE", 1)) > 1 and os.environ[THREADS] == "1")
+    by_torchrun = int(os.environ.get("WORLD_SIZE", 1)) > 1 and os.environ.get(THREADS) == "1"
+    return THREADS in os.environ and os.environ[THREADS] != os.environ.get(OURS) and not by_torchrun
 
 
 def is_machine_busy(threads: int) -> bool:
@@ -52,6 +55,6 @@ def prepare_threads() -> None:
     """
     threads = cpu_cores()
     if THREADS not in os.environ and round(cpu_quota()) < (os.cpu_count() or 1):
-        os.environ[THREADS] = str(threads)
+        os.environ[THREADS] = os.environ[OURS] = str(threads)
     if WAITING not in os.environ and "GOMP_SPINCOUNT" not in os.environ and is_machine_busy(threads):
         os.environ[WAITING] = "PASSIVE"

@@ -47,10 +47,11 @@ def numeric_tests(setting: str, seed: int, log) -> dict:
             text=True, check=False)
         log.write(f"{setting}, TEST_SEED={seed}\n{done.stdout}\n")
         log.flush()
-        shares = [float(line.split()[0]) for line in margins.read_text().splitlines()]
+        shares = [float(line.split()[0]) for line in margins.read_text().splitlines()] if margins.exists() else []
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])}
     failed = counts.get("failed", 0) + counts.get("error", 0) + (done.returncode > 1)
-    return {"setting": setting, "seed": seed, "passed": counts.get("passed", 0), "failed": failed, "share": max(shares)}
+    return {"setting": setting, "seed": seed, "passed": counts.get("passed", 0), "failed": failed,
+            "share": max(shares, default=0.0)}
 
 
 if __name__ == "__main__":

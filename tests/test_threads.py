@@ -14,7 +14,7 @@ from demo_sdtps.benchmarks.busy import busy_neighbours
 from demo_sdtps.config import threads
 from demo_sdtps.tools import demo_figures
 
-PRINTED = "import os; print([os.environ.get(name) for name in ('OMP_NUM_THREADS', 'OMP_WAIT_POLICY')])"
+PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
 
 
 @pytest.mark.parametrize(("files", "cores"), [
@@ -49,11 +49,24 @@ def decided(statement, **own):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
 def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_otherwise():
     with busy_neighbours(os.cpu_count()):
-        assert decided("import demo_sdtps.script") == "[None, 'PASSIVE']"
-        assert decided("import demo_sdtps.script", OMP_WAIT_POLICY="ACTIVE") == "[None, 'ACTIVE']"
-        assert decided("import demo_sdtps.script", GOMP_SPINCOUNT="9", OMP_NUM_THREADS="3") == "['3', None]"
+        assert decided("import demo_sdtps.script") == "PASSIVE"
+        assert decided("import demo_sdtps.script", OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
+        assert decided("import demo_sdtps.script", GOMP_SPINCOUNT="9") == "None"
         # A host decides for itself.
-        assert decided("import demo_sdtps; demo_sdtps.MultiModalSDTPS") == "[None, None]"
+        assert decided("import demo_sdtps; demo_sdtps.MultiModalSDTPS") == "None"
+
+
+def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
+    for name in (threads.THREADS, threads.OURS, threads.WAITING, "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(threads, "cpu_quota", lambda: 1.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    threads.prepare_threads()
+    assert os.environ[threads.THREADS] == "1" and not threads.threads_by_user()
+    monkeypatch.setenv(threads.THREADS, "3")
+    threads.prepare_threads()
+    assert os.environ[threads.THREADS] == "3" and threads.threads_by_user()
 
 
 @pytest.mark.parametrize("by_user", [False, True])

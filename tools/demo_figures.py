@@ -17,6 +17,7 @@ from typing import Any
 
 from scipy import stats
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
 from demo_sdtps.config.files import read_json, write_json
 from demo_sdtps.config.progress import progress
@@ -91,7 +92,11 @@ def ranges(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def last_map(run_folder: Path) -> dict[str, float]:
     """mAP of the last epoch in percent, by pattern."""
-    return {pattern: 100 * found["mAP"] for pattern, found in read_json(run_folder / "metrics.json")[-1]["patterns"].items()}
+    records = read_json(run_folder / "metrics.json")
+    if not records or "patterns" not in records[-1]:
+        raise UserError(f"{run_folder} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, or "
+                        "give the OUTPUT_DIR of another run.")
+    return {pattern: 100 * found["mAP"] for pattern, found in records[-1]["patterns"].items()}
 
 
 def comparison(found: Mapping[str, float], figures: Mapping[str, Any]) -> str:

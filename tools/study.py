@@ -49,7 +49,7 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import add_overwrite, positive_int, run
 from demo_sdtps.config.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.config.progress import progress
-from demo_sdtps.config.threads import cpu_cores
+from demo_sdtps.config.threads import cpu_cores, threads_by_user
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
 from demo_sdtps.engine.evaluation.operations import count_macs, count_parameters
 from demo_sdtps.engine.evaluation.reports import read_records
@@ -215,7 +215,7 @@ def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[st
     for variant, seed in product(variants, seeds):
         sharing[variant.run_folder(seed)].append((variant, seed))
     failures: Failures = {}
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cpu_cores() // jobs)))
+    threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
     waiting = [_processes_of(runs, study, failures, threads) for runs in sharing.values()]
     running: dict[Iterator[subprocess.Popen], subprocess.Popen] = {}
     with logging_redirect_tqdm(), progress(total=len(waiting), desc="runs", unit="run") as bar:

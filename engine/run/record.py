@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.files import read_json, write_json
 from demo_sdtps.config.threads import threads_by_user
+from demo_sdtps.engine.distributed import world_size
 from demo_sdtps.engine.run.output import RECORD
 from demo_sdtps.engine.run.resume import Resumed
 from demo_sdtps.engine.run.stop import Stopped
@@ -76,9 +77,9 @@ def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object
 
 def restore_threads(output: Path) -> None:
     """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
-    differently with another one."""
+    differently with another one. Processes of torchrun divide the cores in any case."""
     threads = read_record(output).get("machine", {}).get("threads")
-    if threads and not threads_by_user():
+    if threads and world_size() == 1 and not threads_by_user():
         torch.set_num_threads(threads)
 
 
