@@ -100,14 +100,16 @@ def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
 
 def test_the_lock_of_a_killed_process_is_free_though_its_loading_processes_live(tmp_path):
     program = f"""
-import multiprocessing, os, signal, time
+import os, signal, time
 from pathlib import Path
 from demo_sdtps.config.files import locked
 with locked(Path({str(tmp_path / LOCK)!r}), "it"):
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
-    child.start()
-    print(child.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if os.fork():
+        time.sleep(30)
+    else:  # it prints once it has run what filelock registered for the child of a fork
+        print(os.getpid(), flush=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(30)
 """
     done = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     child = int(done.stdout.readline())
