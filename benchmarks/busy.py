@@ -33,7 +33,7 @@ def busy_rows(quick: bool) -> Iterator[Row]:
         for machine, neighbours in (("idle", 0), ("busy", os.cpu_count() or 1)):
             seconds: dict[str, list[float]] = {name: [] for name in (*SETTINGS, OURS)}
             with busy_neighbours(neighbours):
-                for _ in progress(range(1 if quick else 3), f"training on {machine} cores", unit="round"):
+                for _ in progress(range(1 if quick else 5), f"training on {machine} cores", unit="round"):
                     for name, own in seconds.items():
                         own.append(training_seconds(Path(folder), unset | dict(SETTINGS.get(name, {}))))
             medians = {name: statistics.median(own) for name, own in seconds.items()}

@@ -36,14 +36,15 @@ def threads_by_user() -> bool:
 
 def is_machine_busy(threads: int) -> bool:
     """Whether other processes leave fewer than `threads` of the machine's cores free, by the processes that want to run."""
-    least = 10**6
-    for _ in range(5):  # the smallest number: what runs for a moment does not count
+    for _ in range(20):  # one glance that finds them free is enough: what runs for a moment does not count
         try:
-            least = min(least, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
+            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
         except (OSError, ValueError, IndexError):  # not Linux
             return False
+        if running + threads <= (os.cpu_count() or 1):
+            return False
         time.sleep(0.01)
-    return least + threads > (os.cpu_count() or 1)
+    return True
 
 
 def prepare_threads() -> None:
