@@ -26,7 +26,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
-    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "tools/templates/*"]},
+    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "reports/templates/*"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.distributed import broadcast_from_main, init_distributed, is_main
-from demo_sdtps.engine.evaluation.protocol import evaluate_reid, make_test_data
-from demo_sdtps.engine.evaluation.reports import Record, missing_table, reid_caption, reid_record, reid_table
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
+from demo_sdtps.evaluation.tables import Record, missing_table, reid_caption, reid_record, reid_table
+from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed, is_main
+from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:

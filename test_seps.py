@@ -8,10 +8,10 @@ if __name__ in ("__main__", "__mp_main__"):
 
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.distributed import broadcast_from_main, init_distributed, is_main
-from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.engine.load import weight_flag
+from demo_sdtps.evaluation.command import weight_flag
+from demo_sdtps.evaluation.tables import percent_table
+from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed, is_main
+from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.evaluation import EXAMPLE, data_folders, evaluate_retrieval, load_seps_and_data, retrieval_caption
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 

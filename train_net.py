@@ -8,10 +8,10 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from demo_sdtps.config.cli import parse, run
 from demo_sdtps.datasets import data_folders
-from demo_sdtps.engine.distributed import broadcast_from_main, check_launch, init_distributed
-from demo_sdtps.engine.reid import make_reid_trainer
-from demo_sdtps.engine.run.train import train, training_parser
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.runtime.distributed import broadcast_from_main, check_launch, init_distributed
+from demo_sdtps.training.command import train, training_parser
+from demo_sdtps.training.reid import make_reid_trainer
 
 
 def main() -> None:

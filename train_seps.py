@@ -7,11 +7,11 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import parse, run
-from demo_sdtps.engine.distributed import broadcast_from_main, check_divisible, init_distributed
-from demo_sdtps.engine.run.train import train, training_parser
+from demo_sdtps.runtime.distributed import broadcast_from_main, check_divisible, init_distributed
 from demo_sdtps.seps.evaluation import data_folders
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.training import make_seps_trainer
+from demo_sdtps.training.command import train, training_parser
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ from demo_sdtps.benchmarks.model import CAMERAS, CLASSES, random_batch, training
 from demo_sdtps.benchmarks.rows import in_turns
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
-from demo_sdtps.config.files import write_json
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.engine.optim import make_optimizer
-from demo_sdtps.engine.run.record import machine
-from demo_sdtps.engine.runtime import choose_device, choose_precision, inference
-from demo_sdtps.engine.study import draw_against, final_metric, read_result
 from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.reports.study import draw_against, final_metric, read_result
+from demo_sdtps.runtime.device import choose_device, choose_precision, inference
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.training.optim import make_optimizer
+from demo_sdtps.training.record import machine
 
 FLAG = "--config_file"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from demo_sdtps.benchmarks.data import draw
 from demo_sdtps.benchmarks.rows import Row
-from demo_sdtps.config.progress import progress
+from demo_sdtps.runtime.progress import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS: Mapping[str, Mapping[str, str]] = {

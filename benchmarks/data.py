@@ -14,11 +14,11 @@ from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.loaders import TripletDataset, train_loader
 from demo_sdtps.datasets.transforms import TrainTransform
-from demo_sdtps.engine.evaluation.protocol import make_test_data
-from demo_sdtps.engine.reid import ReIDTrainer
-from demo_sdtps.engine.runtime import choose_device, set_seed
+from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
+from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.synthetic import pedestrians
+from demo_sdtps.training.reid import ReIDTrainer
 
 FITTING, OTHER = (256, 128), (300, 150)  # height and width on disk: as the network's input, and one that is resized
 MOST_WAITING = 1.0  # per cent of the training time

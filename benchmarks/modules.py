@@ -9,12 +9,12 @@ from demo_sdtps.benchmarks.plain.fusion import Fusion  # the plain formulations 
 from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.engine.runtime import choose_device
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo
+from demo_sdtps.runtime.device import choose_device
 
 FUSION_TARGET, SDTPS_TARGET, SHARE_TARGET = 30, 1, 1.5  # speed-ups over the plain formulation, and percent of the whole forward
 

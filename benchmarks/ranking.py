@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
-from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.evaluation.reranking import k_reciprocal
 
 CPU = torch.device("cpu")
 GIB = 2**30

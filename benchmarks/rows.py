@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from demo_sdtps.config.progress import progress
+from demo_sdtps.runtime.progress import progress
 
 Case = TypeVar("Case", bound=Hashable)
 

@@ -24,11 +24,11 @@ from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, run
-from demo_sdtps.config.files import write_json
-from demo_sdtps.config.progress import progress
-from demo_sdtps.config.threads import cpu_cores
-from demo_sdtps.engine.run.record import command, commit, machine, versions
-from demo_sdtps.engine.runtime import choose_device, choose_precision
+from demo_sdtps.runtime.device import choose_device, choose_precision
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.runtime.threads import cpu_cores
+from demo_sdtps.training.record import command, commit, machine, versions
 
 PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = {  # description; rows by `quick` and device
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
-from demo_sdtps.engine.evaluation.metrics import squared_distances
-from demo_sdtps.engine.search.gallery import SHARD_ROWS, Index
-from demo_sdtps.engine.search.nearest import Hits, nearest
-from demo_sdtps.engine.search.store import Stack, Store, open_store
+from demo_sdtps.evaluation.metrics import squared_distances
+from demo_sdtps.retrieval.gallery import SHARD_ROWS, Index
+from demo_sdtps.retrieval.nearest import Hits, nearest
+from demo_sdtps.retrieval.store import Stack, Store, open_store
 
 GIB = 2**30
 TOP = 10

@@ -22,12 +22,12 @@ from demo_sdtps.benchmarks.model import (
 from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.engine.evaluation.operations import count_macs
-from demo_sdtps.engine.optim import make_optimizer
-from demo_sdtps.engine.runtime import choose_device, inference
+from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.modeling.slimming import Slimming
+from demo_sdtps.runtime.device import choose_device, inference
+from demo_sdtps.training.optim import make_optimizer
 
 DENSE = "dense"
 SAVED_TARGET, FAST_TARGET = 0.9, 2  # time saved over operations saved, and the speed-up of the settings below HALF

@@ -16,7 +16,7 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.progress import progress
+from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str, ...]
 Images = tuple[torch.Tensor, ...]

@@ -11,7 +11,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.config.threads import cpu_cores
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
@@ -24,9 +23,10 @@ from demo_sdtps.datasets.transforms import (
     TripletTransform,
     test_transform,
 )
+from demo_sdtps.runtime.threads import cpu_cores
 
 CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
-GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (engine/run/stop.py)
+GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 

@@ -2,9 +2,9 @@
 import re
 from pathlib import Path
 
-from demo_sdtps.config.files import read_json
 from demo_sdtps.datasets import rgbnt201
 from demo_sdtps.datasets.base import Reader, Sample
+from demo_sdtps.runtime.files import read_json
 
 FOLDER = "synthetic"
 MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its data sets

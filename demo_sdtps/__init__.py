@@ -11,11 +11,11 @@ from demo_sdtps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from demo_sdtps.config import get_cfg, load_cfg
-    from demo_sdtps.engine.extractor import Extractor, load
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.plug_in.config import add_config
     from demo_sdtps.plug_in.patch import patch
+    from demo_sdtps.retrieval.extractor import Extractor, load
 
 __all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch"]
 
@@ -27,5 +27,5 @@ if not (_folder / "modeling").is_dir() and (_folder.parent / "modeling" / "sdtps
 __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
     "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load",
-    "load": "demo_sdtps.engine.extractor", "Extractor": "demo_sdtps.engine.extractor",
+    "load": "demo_sdtps.retrieval.extractor", "Extractor": "demo_sdtps.retrieval.extractor",
     "add_config": "demo_sdtps.plug_in.config", "patch": "demo_sdtps.plug_in.patch"})

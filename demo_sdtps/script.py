@@ -7,7 +7,7 @@ Hugging Face's `datasets`. The threads of torch are decided before it is importe
 import sys
 from pathlib import Path
 
-from demo_sdtps.config import threads
+from demo_sdtps.runtime import threads
 
 ROOT = Path(threads.__file__).resolve().parents[1]
 

@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
 from demo_sdtps.datasets.transforms import Transform
-from demo_sdtps.engine.distributed import shard_for_rank
+from demo_sdtps.runtime.distributed import shard_for_rank
+from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
 

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.checkpoint import fill_model, read_weights_file
-from demo_sdtps.engine.distributed import (
+from demo_sdtps.evaluation.command import prepare_evaluation
+from demo_sdtps.modeling.checkpoint import fill_model, read_weights_file
+from demo_sdtps.runtime.device import check_features, check_finite, evaluating
+from demo_sdtps.runtime.distributed import (
     all_gather_parts,
     all_gather_rows,
     all_reduce,
@@ -20,13 +21,12 @@ from demo_sdtps.engine.distributed import (
     rank,
     world_size,
 )
-from demo_sdtps.engine.evaluation.retrieval import five_fold
-from demo_sdtps.engine.load import prepare_evaluation
-from demo_sdtps.engine.runtime import check_features, check_finite, evaluating
-from demo_sdtps.engine.transfer import on_cpu, to_device
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.runtime.transfer import on_cpu, to_device
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.towers import load_tokenizer
 
 EXAMPLE = "runs/SEPS/flickr30k/best.pth"

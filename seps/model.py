@@ -5,7 +5,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.distributed import all_gather, world_size
+from demo_sdtps.runtime.distributed import all_gather, world_size
 from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 

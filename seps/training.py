@@ -5,15 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.engine.distributed import all_gather, shard_for_rank, wrap_ddp
-from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.engine.optim import grouped
-from demo_sdtps.engine.run.data import digest_data
-from demo_sdtps.engine.run.resume import Resumed
-from demo_sdtps.engine.run.state import sampler_of
-from demo_sdtps.engine.runtime import autocast, set_seed
-from demo_sdtps.engine.trainer import Evaluation, Trainer
-from demo_sdtps.engine.transfer import to_device
+from demo_sdtps.evaluation.tables import percent_table
+from demo_sdtps.runtime.device import autocast, set_seed
+from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
+from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
 from demo_sdtps.seps.evaluation import (
@@ -26,6 +21,11 @@ from demo_sdtps.seps.evaluation import (
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.training.digest import digest_data
+from demo_sdtps.training.optim import grouped
+from demo_sdtps.training.resume import Resumed
+from demo_sdtps.training.state import sampler_of
+from demo_sdtps.training.trainer import Evaluation, Trainer
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 

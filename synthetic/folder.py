@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_overwrite
-from demo_sdtps.config.files import read_json
 from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.runtime.files import read_json
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
 

@@ -10,8 +10,8 @@ import torch
 from numeric import seeded, tolerance
 from tiny import MODEL
 
-from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

@@ -13,7 +13,7 @@ from demo_on_cpu import prepare
 from fvcore.nn import FlopCountAnalysis
 
 import demo_sdtps
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.plug_in.fast import FastFusion
 

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.run.record import commit
+from demo_sdtps.runtime.progress import progress
 from demo_sdtps.tools.demo_figures import processor
+from demo_sdtps.training.record import commit
 
 SETTINGS = {"as it is": {}, "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
             "no vectors in torch, MKL with AVX2": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}

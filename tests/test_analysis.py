@@ -6,9 +6,9 @@ from commands import ONE_LINE, cli_args_for
 from numeric import generator
 from reference import analysis as plain
 
-from demo_sdtps.engine.evaluation import analysis, metrics
-from demo_sdtps.engine.evaluation.embedding import embed
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances
+from demo_sdtps.evaluation import analysis, metrics
+from demo_sdtps.evaluation.embedding import embed
+from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.tools import analyse
 
 PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time

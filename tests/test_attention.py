@@ -16,7 +16,7 @@ from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.engine.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.modeling import make_model
 from demo_sdtps.tools import draw_attention
 

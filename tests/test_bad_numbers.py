@@ -1,4 +1,4 @@
-"""Losses that are no longer finite end a run and are never saved (engine/monitor.py)."""
+"""Losses that are no longer finite end a run and are never saved (training/monitor.py)."""
 import math
 from unittest import mock
 
@@ -10,9 +10,9 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.monitor import LAG, LossMonitor
-from demo_sdtps.engine.reid import ReIDTrainer
 from demo_sdtps.seps.training import SEPSTrainer
+from demo_sdtps.training.monitor import LAG, LossMonitor
+from demo_sdtps.training.reid import ReIDTrainer
 
 COMMANDS = {"train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
             "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root")}

@@ -26,7 +26,7 @@ from test_search_command import rows_of
 from tiny import MODEL
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine import distributed
+from demo_sdtps.runtime import distributed
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")

@@ -7,7 +7,7 @@ from commands import CONFIG, QUERIES, checkpoint_file, cli_args_for
 from numeric import assert_close, numpy_generator
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine.evaluation.embedding import METHODS, check_method, embed
+from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 from demo_sdtps.tools import draw_embedding
 
 CLUSTERS = 3

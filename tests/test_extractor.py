@@ -11,7 +11,7 @@ from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine import extractor
+from demo_sdtps.retrieval import extractor
 from demo_sdtps.tools import export_features
 
 

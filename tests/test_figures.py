@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from demo_sdtps.tools.figures import spread
+from demo_sdtps.reports.figures import spread
 
 
 @pytest.mark.parametrize("total, count", [(1, 1), (8, 8), (9, 8), (72, 4), (480, 8), (3, 3)])

@@ -1,4 +1,4 @@
-"""Outputs: checked before the work, written as a whole; and folders that one process uses at a time (config/files.py)."""
+"""Outputs: checked before the work, written as a whole; and folders that one process uses at a time (runtime/files.py)."""
 import errno
 import os
 import resource
@@ -14,8 +14,8 @@ from commands import CONFIG, ONE_LINE, ROOT, SMALL, contents
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError
-from demo_sdtps.config.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
-from demo_sdtps.engine.checkpoint import save_whole
+from demo_sdtps.modeling.checkpoint import save_whole
+from demo_sdtps.runtime.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def test_what_a_killed_command_leaves_is_replaced(tmp_path):
     program = f"""
 import os, signal
 from pathlib import Path
-from demo_sdtps.config.files import atomic_write
+from demo_sdtps.runtime.files import atomic_write
 with atomic_write(Path({str(tmp_path / "x.json")!r})) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_the_lock_of_a_killed_process_is_free_though_its_loading_processes_live(
     program = f"""
 import os, signal, time
 from pathlib import Path
-from demo_sdtps.config.files import locked
+from demo_sdtps.runtime.files import locked
 with locked(Path({str(tmp_path / LOCK)!r}), "it"):
     if os.fork():
         time.sleep(30)

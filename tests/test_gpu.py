@@ -13,13 +13,13 @@ from tiny import CAMERAS, CLASSES
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
-from demo_sdtps.engine.evaluation.protocol import make_test_data
-from demo_sdtps.engine.reid import ReIDTrainer
-from demo_sdtps.engine.runtime import DTYPES, autocast, compile_model, missing_for_compilation
-from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.runtime.device import DTYPES, autocast, compile_model, missing_for_compilation
+from demo_sdtps.training.reid import ReIDTrainer
+from demo_sdtps.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

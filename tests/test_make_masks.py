@@ -15,8 +15,8 @@ from triplets import config
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.datasets.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
-from demo_sdtps.tools.segmenters import largest_instance, make_segmenter
 
 FUNCTIONS = """
 import torch

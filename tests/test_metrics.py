@@ -8,8 +8,8 @@ from reference import ranking
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.evaluation import metrics
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.evaluation import metrics
+from demo_sdtps.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):

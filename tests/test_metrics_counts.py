@@ -9,8 +9,8 @@ from reference import ranking
 from test_metrics import assert_same, random_case
 
 from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.engine.evaluation import metrics
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances
+from demo_sdtps.evaluation import metrics
+from demo_sdtps.evaluation.metrics import evaluate_distances
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):

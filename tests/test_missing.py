@@ -14,7 +14,7 @@ from tiny import CAMERAS, MODEL, clear, exact, pairs, random_images, tiny_model
 from demo_sdtps import test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.engine.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 
 MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],

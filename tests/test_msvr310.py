@@ -6,8 +6,8 @@ from layouts import pixels, save, write_msvr310
 from triplets import config, message_of
 
 from demo_sdtps.datasets import READERS, read_splits
-from demo_sdtps.engine.evaluation.protocol import exclude_key, make_test_data
-from demo_sdtps.engine.evaluation.reports import reid_caption
+from demo_sdtps.evaluation.protocol import exclude_key, make_test_data
+from demo_sdtps.evaluation.tables import reid_caption
 
 NAME = ("DATASETS.NAMES", "MSVR310")
 MODALITY_FOLDERS = ("vis", "ni", "th")

@@ -14,12 +14,13 @@ from commands import ROOT, cli_args_for
 from PIL import Image
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.checkpoint import save_checkpoint
-from demo_sdtps.engine.run.record import commit
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import save_checkpoint
 from demo_sdtps.modeling.scores.base import Score
+from demo_sdtps.training.record import commit
 
-COMMON = ("config", "configs", "datasets", "engine", "modeling", "tools", "seps", "synthetic", "benchmarks",
+COMMON = ("config", "configs", "datasets", "evaluation", "modeling", "reports",
+          "retrieval", "runtime", "training", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")
 """Names of folders of a checkout that other packages and projects have too."""
 UNINSTALLED = ROOT / "tests" / "uninstalled"
@@ -101,7 +102,7 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
             (folder / path.name).write_text(os.readlink(path))
         elif path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
-    for name in ("config", "datasets", "engine", "modeling", "train_net.py"):
+    for name in ("config", "datasets", "training", "modeling", "train_net.py"):
         (tmp_path / name).symlink_to(ROOT / name)
     program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model, train_net\n"
                "print(get_cfg().MODEL.NAME, make_model.__module__, train_net.main.__module__)")

@@ -10,8 +10,8 @@ from plug_in_host import PATH, SDTPS_PATH
 from tiny import CAMERAS, CLASSES, tiny_cfg
 
 from demo_sdtps import test_net
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import to_demo

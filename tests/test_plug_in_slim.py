@@ -15,9 +15,9 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import clip
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 
 SIZE, CAMERAS = [128, 64], 4

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.engine.evaluation import operations
+from demo_sdtps.evaluation import operations
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM
 from demo_sdtps.tools import profile_flops

@@ -6,12 +6,12 @@ import pytest
 from commands import CONFIG, QUERIES, cli_args_for, distance_rounding, squared_distances, weights_file
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import make_test_data, normalise
-from demo_sdtps.engine.evaluation.reranking import k_reciprocal
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import make_test_data, normalise
+from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.reports.figures import label
 from demo_sdtps.tools import draw_ranks
-from demo_sdtps.tools.figures import label
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from PIL import Image
 from reference import analysis as plain
 
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.engine.checkpoint import save_checkpoint
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import make_test_data, normalise
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import save_checkpoint
 from demo_sdtps.tools import analyse, report
 from demo_sdtps.tools.draw_tokens import kept_patches
 

@@ -1,4 +1,4 @@
-"""One seed gives one run, to the last bit; and a run says what it was made with (engine/run/record.py)."""
+"""One seed gives one run, to the last bit; and a run says what it was made with (training/record.py)."""
 import json
 import platform
 import shlex
@@ -15,10 +15,10 @@ from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.engine.evaluation.protocol import make_test_data
-from demo_sdtps.engine.reid import ReIDTrainer
-from demo_sdtps.engine.run.record import commit
+from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
+from demo_sdtps.training.record import commit
+from demo_sdtps.training.reid import ReIDTrainer
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""

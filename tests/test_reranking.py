@@ -10,9 +10,9 @@ from reference import reranking as plain
 from test_metrics import LargestResult
 
 from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.engine.evaluation import reranking
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances
-from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation import reranking
+from demo_sdtps.evaluation.metrics import evaluate_distances
+from demo_sdtps.evaluation.reranking import k_reciprocal
 
 
 def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):

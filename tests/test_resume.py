@@ -1,4 +1,4 @@
-"""A run that is interrupted resumes as if nothing had happened (engine/trainer.py), and says why where it cannot."""
+"""A run that is interrupted resumes as if nothing had happened (training/trainer.py), and says why where it cannot."""
 import json
 import re
 import resource
@@ -15,16 +15,17 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from demo_sdtps import engine, train_net, train_seps
+from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.engine.checkpoint import read_checkpoint
-from demo_sdtps.engine.monitor import Meter
-from demo_sdtps.engine.run.data import DIGEST, digest_data
-from demo_sdtps.engine.run.resume import RESUMABLE_KEYS, find_run
-from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.modeling.checkpoint import read_checkpoint
 from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
+from demo_sdtps.training import reid
+from demo_sdtps.training.digest import DIGEST, digest_data
+from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.resume import RESUMABLE_KEYS, find_run
+from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")
 
@@ -75,9 +76,9 @@ PLACES = {
     "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
     "in the first step after a save between epochs": (Trainer, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
     "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
-    "in an evaluation": (engine.reid, "evaluate_reid", 2, kill, EVERY_STEP),
+    "in an evaluation": (reid, "evaluate_reid", 2, kill, EVERY_STEP),
     "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "SIGTERM in an evaluation": (engine.reid, "evaluate_reid", 2, terminate, ()),
+    "SIGTERM in an evaluation": (reid, "evaluate_reid", 2, terminate, ()),
     "before anything was saved": (Trainer, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
 }
 

@@ -5,9 +5,9 @@ from numeric import generator
 from reference import retrieval as reference
 
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.evaluation import retrieval as module
-from demo_sdtps.engine.evaluation.reports import percent_table
-from demo_sdtps.engine.evaluation.retrieval import five_fold, retrieval
+from demo_sdtps.evaluation.tables import percent_table
+from demo_sdtps.seps import recall as module
+from demo_sdtps.seps.recall import five_fold, retrieval
 
 NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
 COUNTS = {"one": [1] * 30, "five": [5] * 20, "unequal": [1, 7, 2, 1, 3, 12, 1, 4, 1, 1, 2, 6, 1, 3, 1, 1, 5, 2, 1, 1],

@@ -167,7 +167,8 @@ def test_nothing_is_written_for_images_that_do_not_fit(own, tmp_path, command, d
 
 def test_the_three_parts_are_drawn(root, tmp_path, monkeypatch, command):
     monkeypatch.syspath_prepend(ROOT / "tools")  # as the interpreter does for a script
-    from demo_sdtps.tools import draw_ranks, draw_tokens, figures
+    from demo_sdtps.reports import figures
+    from demo_sdtps.tools import draw_ranks, draw_tokens
 
     large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
     sample = read_splits(large, ("query",))["query"][2]

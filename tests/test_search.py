@@ -7,10 +7,10 @@ from reference import reranking
 from reference import search as reference
 from test_reranking import roundings, undecided
 
-from demo_sdtps.engine.evaluation.metrics import squared_distances
-from demo_sdtps.engine.search import approximate, nearest
-from demo_sdtps.engine.search.nearest import Hits
-from demo_sdtps.engine.search.store import Stack
+from demo_sdtps.evaluation.metrics import squared_distances
+from demo_sdtps.retrieval import approximate, nearest
+from demo_sdtps.retrieval.nearest import Hits
+from demo_sdtps.retrieval.store import Stack
 
 
 def random_features(generator, count, width=24, copies=0):

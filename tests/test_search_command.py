@@ -14,9 +14,10 @@ from test_files import full_disk
 
 import demo_sdtps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.files import locked
-from demo_sdtps.engine.search.store import LOCK
-from demo_sdtps.tools import search, search_page
+from demo_sdtps.reports import search_page
+from demo_sdtps.retrieval.store import LOCK
+from demo_sdtps.runtime.files import locked
+from demo_sdtps.tools import search
 
 MODALITIES = ("RGB", "NI", "TI")
 
@@ -231,7 +232,7 @@ def test_an_index_is_used_by_one_command_at_a_time(searched, place):
 
 
 def test_without_faiss_the_extra_is_named(searched, monkeypatch):
-    monkeypatch.setattr(demo_sdtps.config.extras, "find_spec", lambda name: None if name == "faiss" else name)
+    monkeypatch.setattr(demo_sdtps.runtime.extras, "find_spec", lambda name: None if name == "faiss" else name)
     code, _, stderr = searched()
     assert code == 2 and "needs faiss-cpu; install" in stderr and "pip install -e '.[search]'" in stderr
 

@@ -9,9 +9,9 @@ from test_files import full_disk
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
-from demo_sdtps.engine.search import approximate, gallery
-from demo_sdtps.engine.search.gallery import Changes, open_index, update
-from demo_sdtps.engine.search.nearest import nearest
+from demo_sdtps.retrieval import approximate, gallery
+from demo_sdtps.retrieval.gallery import Changes, open_index, update
+from demo_sdtps.retrieval.nearest import nearest
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
 ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}

@@ -8,8 +8,8 @@ from reference import selection as reference
 from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.engine.evaluation.extraction import CASES
-from demo_sdtps.engine.evaluation.selection import average_precision, detectors, random_order
+from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.selection import average_precision, detectors, random_order
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])

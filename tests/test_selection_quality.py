@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
 from demo_sdtps.datasets.transforms import test_transform
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
 from demo_sdtps.tools import selection_quality

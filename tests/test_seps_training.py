@@ -14,10 +14,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.evaluation.retrieval import five_fold
 from demo_sdtps.seps import training
 from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
 from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.training import make_losses, make_optimizer, set_rates
 from demo_sdtps.tools import make_synthetic_captions

@@ -18,13 +18,12 @@ from demo_sdtps import test_net
 from demo_sdtps.benchmarks.rows import peak_memory
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
-from demo_sdtps.engine.evaluation import streaming
-from demo_sdtps.engine.evaluation.metrics import evaluate_ranking
-from demo_sdtps.engine.evaluation.streaming import evaluate_stream
-from demo_sdtps.engine.feature_sets import columns_of, open_features
-from demo_sdtps.engine.search import store
-from demo_sdtps.engine.search.nearest import nearest
-from demo_sdtps.engine.search.store import Store, open_store
+from demo_sdtps.evaluation.metrics import evaluate_ranking
+from demo_sdtps.retrieval import store, streaming
+from demo_sdtps.retrieval.feature_sets import columns_of, open_features
+from demo_sdtps.retrieval.nearest import nearest
+from demo_sdtps.retrieval.store import Store, open_store
+from demo_sdtps.retrieval.streaming import evaluate_stream
 from demo_sdtps.tools import export_features, rank_features
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards

@@ -12,7 +12,7 @@ from test_shards import whole_of
 from tiny import MODEL
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.feature_sets import open_features
+from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.tools import export_features
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from reference import slim_scores as reference
 from tiny import BLOCK, ENCODER, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.engine.evaluation.operations import count_macs
+from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import keys
 from demo_sdtps.modeling.scores import make_score

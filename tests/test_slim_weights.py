@@ -8,8 +8,8 @@ from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.scores import SCORES
-from demo_sdtps.engine.checkpoint import read_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import read_checkpoint
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.weights import to_demo
 from demo_sdtps.tools import convert_checkpoint, export_features

@@ -9,10 +9,10 @@ from reference import selection as reference
 from test_selection_quality import CASES, PATCH, few, images_of, mask_of, mean, near  # noqa: F401
 
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.study import as_markdown
+from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming import remaining_patches
+from demo_sdtps.reports.study import as_markdown
 from demo_sdtps.tools import selection_quality
 from demo_sdtps.tools.study import make_variants, read_study, steps
 

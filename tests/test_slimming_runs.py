@@ -16,8 +16,8 @@ from test_distributed import STILL, roundings
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.trainer import Trainer
 from demo_sdtps.tools import export_features, profile_flops
+from demo_sdtps.training.trainer import Trainer
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "INPUT.JOINT_AUGMENTATION", "True")
 SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")

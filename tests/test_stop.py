@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and the first Ctrl-C finish the step, save and end (engine/run/stop.py); the second ends at once."""
+"""SIGTERM, SIGHUP and the first Ctrl-C finish the step, save and end (training/stop.py); the second ends at once."""
 import json
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import ROOT, cli_args_for
 
-from demo_sdtps.engine.run.stop import Stopped, StopRequest
+from demo_sdtps.training.stop import Stopped, StopRequest
 
 PRIVATE_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o "size=$0" tmpfs /dev/shm && exec "$@"', "64k")
 """Words before a command that has a small /dev/shm to itself."""

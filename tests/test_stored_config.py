@@ -8,8 +8,8 @@ from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, table_of
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.checkpoint import save_checkpoint
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoint import save_checkpoint
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.tools import convert_checkpoint, draw_ranks, draw_tokens, export_features, report
 

@@ -19,7 +19,7 @@ from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 
-from demo_sdtps.engine.study import as_markdown, paired_difference
+from demo_sdtps.reports.study import as_markdown, paired_difference
 from demo_sdtps.tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))

@@ -11,7 +11,7 @@ from scipy import stats
 
 from demo_sdtps import train_net
 from demo_sdtps.benchmarks.busy import busy_neighbours
-from demo_sdtps.config import threads
+from demo_sdtps.runtime import threads
 from demo_sdtps.tools import demo_figures
 
 PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"

@@ -12,8 +12,8 @@ from wandb_files import points, records
 
 from demo_sdtps import train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.engine.run.tracking import run_ids, wandb_run
-from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.training.tracking import run_ids, wandb_run
+from demo_sdtps.training.trainer import Trainer
 
 ON = ("SOLVER.WANDB", "demo")
 ID = "0123456789abcdef"

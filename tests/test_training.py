@@ -10,10 +10,10 @@ from demo_sdtps import test_net, train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.runtime import set_seed
+from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss
+from demo_sdtps.runtime.device import set_seed
 
 CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
 STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")

@@ -1,7 +1,7 @@
-"""Copies from a GPU that do not make the CPU wait (engine/transfer.py); tests/test_gpu.py asks a real GPU."""
+"""Copies from a GPU that do not make the CPU wait (runtime/transfer.py); tests/test_gpu.py asks a real GPU."""
 import torch
 
-from demo_sdtps.engine.transfer import on_cpu
+from demo_sdtps.runtime.transfer import on_cpu
 
 
 def test_tensors_come_to_the_cpu_one_batch_late():

@@ -7,7 +7,7 @@ from tiny import tiny_cfg, tiny_model
 
 from demo_sdtps.benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import UserError
-from demo_sdtps.engine.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
 CLIP_BACKBONE = {

@@ -17,10 +17,10 @@ from numeric import seeded
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.engine import distributed
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.runtime import distributed
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 

@@ -12,14 +12,14 @@ import torch
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import write_json
-from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
-from demo_sdtps.engine.evaluation.protocol import TestData, make_test_data
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, missing_table, reid_caption
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
-from demo_sdtps.tools.analysis import Analysis, add_limits, analyse, analysed_case, as_json
-from demo_sdtps.tools.figures import HIT, MISS, np, plt, save
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.protocol import TestData, make_test_data
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, missing_table, reid_caption
+from demo_sdtps.reports.analysis import Analysis, add_limits, analyse, analysed_case, as_json
+from demo_sdtps.reports.figures import HIT, MISS, np, plt, save
+from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.files import write_json
 
 PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities", "identities", "identities", "worst"],
           ["PCA", "PCA", "t-SNE", "t-SNE"]]

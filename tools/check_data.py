@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.files import write_json
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import data_folders, read_splits, reader_of
@@ -21,7 +20,8 @@ from demo_sdtps.datasets.counts import Counts, count_splits, differences, publis
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks
-from demo_sdtps.engine.evaluation.protocol import count_matched, data_warnings
+from demo_sdtps.evaluation.protocol import count_matched, data_warnings
+from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps import evaluation as seps_evaluation
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 

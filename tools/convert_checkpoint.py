@@ -12,7 +12,7 @@ import argparse
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.engine.checkpoint import read_checkpoint, save_whole
+from demo_sdtps.modeling.checkpoint import read_checkpoint, save_whole
 from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
 
 NAMES = {"demo": "DeMo's", "ours": "our"}

@@ -19,9 +19,9 @@ from scipy import stats
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.config.files import read_json, write_json
-from demo_sdtps.config.progress import progress
-from demo_sdtps.engine.run.record import command, commit
+from demo_sdtps.runtime.files import read_json, write_json
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.record import command, commit
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "demo.json"

@@ -15,19 +15,19 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.engine.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import exclude_key
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.scores.base import ByModality
-from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.runtime.progress import progress
 
 METHODS = {"rollout": "attention rollout of the class token",
            "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}

@@ -10,9 +10,9 @@ import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, evaluated, read_records
-from demo_sdtps.engine.run.output import METRICS
-from demo_sdtps.tools.figures import plt, save
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, evaluated, read_records
+from demo_sdtps.reports.figures import plt, save
+from demo_sdtps.training.output import METRICS
 
 IMAGE = "curves.png"
 

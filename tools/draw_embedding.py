@@ -15,12 +15,12 @@ from demo_sdtps.config import RETURN_PATTERNS, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine.evaluation.embedding import METHODS, check_method, embed
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import normalise
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, options
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
-from demo_sdtps.tools.figures import np, plt, save, spread
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import normalise
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
+from demo_sdtps.reports.figures import np, plt, save, spread
 
 LABELS = ("identity", "camera")
 TAB20 = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]

@@ -15,14 +15,14 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.engine.evaluation.reports import options
-from demo_sdtps.engine.evaluation.selection import check_context, check_selection
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
-from demo_sdtps.engine.runtime import choose_precision, inference
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.selection import check_context, check_selection
+from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.scores.base import ByModality
-from demo_sdtps.tools.figures import hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.runtime.device import choose_precision, inference
 
 DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour that is visible on a black night image too
 

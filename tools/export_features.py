@@ -18,19 +18,19 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.config.files import atomic_write, check_apart, check_output_file, locked
 from demo_sdtps.config.load import with_values
-from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.engine import distributed
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import normalise
-from demo_sdtps.engine.feature_sets import LABELS, columns_of, samples_digest
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
-from demo_sdtps.engine.search.gallery import origin_of
-from demo_sdtps.engine.search.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
+from demo_sdtps.retrieval.gallery import origin_of
+from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
+from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.files import atomic_write, check_apart, check_output_file, locked
+from demo_sdtps.runtime.progress import progress
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 ANEW = "choose another folder, or pass --overwrite to export all of them anew"

@@ -16,11 +16,11 @@ from torch import nn
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import atomic_write
-from demo_sdtps.engine.extractor import Extractor, make_extractor, mean_camera
-from demo_sdtps.engine.load import weight_flag
+from demo_sdtps.evaluation.command import weight_flag
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor, mean_camera
+from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.files import atomic_write
 
 INPUTS, OUTPUTS = ("rgb", "ni", "ti", "camera"), tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
 BATCHES, MOST = (1, 3, 8), 65536
@@ -58,7 +58,7 @@ def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tenso
 
 def write_onnx(extractor: Extractor, path: Path) -> None:
     """Write the model, with preprocessing and origin in the metadata."""
-    from demo_sdtps.tools.onnx_operators import OPERATORS
+    from demo_sdtps.modeling.onnx_operators import OPERATORS
 
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
     with quiet():

@@ -15,14 +15,14 @@ from torchvision.transforms.v2.functional import resize
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.config.files import atomic_write
-from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.masks import mask_path
-from demo_sdtps.engine.runtime import choose_device
-from demo_sdtps.tools.segmenters import CLASSES, SIDES, Segmenter, make_segmenter
+from demo_sdtps.datasets.segmenters import CLASSES, SIDES, Segmenter, make_segmenter
+from demo_sdtps.runtime.device import choose_device
+from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.runtime.progress import progress
 
 
 def main() -> None:

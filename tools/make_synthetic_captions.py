@@ -15,7 +15,7 @@ from PIL import Image
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines, run
-from demo_sdtps.config.progress import progress
+from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags

@@ -10,7 +10,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import config_parser, parse, positive_int, run
-from demo_sdtps.engine.evaluation.operations import count_macs, count_parameters, plain_hdm_macs, tokens_of_hdm
+from demo_sdtps.evaluation.operations import count_macs, count_parameters, plain_hdm_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
 
 PARTS = {"pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}

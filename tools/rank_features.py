@@ -14,13 +14,13 @@ import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
-from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import atomic_write, write_json
-from demo_sdtps.engine.distributed import check_single
-from demo_sdtps.engine.evaluation.reports import reid_record, reid_table
-from demo_sdtps.engine.evaluation.streaming import evaluate_stream
-from demo_sdtps.engine.feature_sets import FeatureSet, open_features
-from demo_sdtps.engine.search.nearest import nearest, write_csv
+from demo_sdtps.evaluation.tables import reid_record, reid_table
+from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
+from demo_sdtps.retrieval.nearest import nearest, write_csv
+from demo_sdtps.retrieval.streaming import evaluate_stream
+from demo_sdtps.runtime.distributed import check_single
+from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.files import atomic_write, write_json
 
 TOP = 10
 KEYS = {"camera": "cams", "scene": "scenes"}

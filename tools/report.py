@@ -8,21 +8,21 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import check_output_file
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.datasets import data_folders
-from demo_sdtps.engine.checkpoint import stored_config
-from demo_sdtps.engine.evaluation.extraction import CASES, extract_features
-from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.engine.evaluation.reports import options, reid_caption, reid_record, reid_table
-from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.run.output import CONFIG, LAST
-from demo_sdtps.tools.analysis import analyse, analysed_case
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.protocol import make_test_data, rank_features
+from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
+from demo_sdtps.modeling.checkpoint import stored_config
+from demo_sdtps.reports.analysis import analyse, analysed_case
+from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
+from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.tools.draw_ranks import draw_ranks
 from demo_sdtps.tools.draw_tokens import draw_tokens
-from demo_sdtps.tools.report_page import PACKAGES, add_page_limits, write_page
+from demo_sdtps.training.output import CONFIG, LAST
 
 
 def main() -> None:

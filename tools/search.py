@@ -18,16 +18,16 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.config.extras import check_extra
-from demo_sdtps.config.files import atomic_write, check_apart, locked
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
-from demo_sdtps.engine.distributed import broadcast_from_main, check_equal, init_distributed, is_main
-from demo_sdtps.engine.extractor import make_extractor
-from demo_sdtps.engine.load import EXAMPLE, prepare_evaluation, weight_flag
-from demo_sdtps.engine.search.approximate import FLAT, KINDS, approximate, check_size
-from demo_sdtps.engine.search.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
-from demo_sdtps.engine.search.nearest import COLUMNS, Hits, nearest, reranked, write_csv
-from demo_sdtps.engine.search.store import LOCK
+from demo_sdtps.evaluation.command import EXAMPLE, prepare_evaluation, weight_flag
+from demo_sdtps.retrieval.approximate import FLAT, KINDS, approximate, check_size
+from demo_sdtps.retrieval.extractor import make_extractor
+from demo_sdtps.retrieval.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
+from demo_sdtps.retrieval.nearest import COLUMNS, Hits, nearest, reranked, write_csv
+from demo_sdtps.retrieval.store import LOCK
+from demo_sdtps.runtime.distributed import broadcast_from_main, check_equal, init_distributed, is_main
+from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.files import atomic_write, check_apart, locked
 
 TOP = 10
 PRINTED = 5  # queries whose hits are printed
@@ -109,7 +109,7 @@ def show(arguments: argparse.Namespace, queries: Sequence[Triplet], found: Seque
     told: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
-            from demo_sdtps.tools.search_page import page_of
+            from demo_sdtps.reports.search_page import page_of
 
             page, shown = page_of(queries, found, distances, f"{arguments.gallery}", RERANKED if arguments.re_rank else SQUARED)
             # A file name may have bytes that are not UTF-8.

@@ -17,17 +17,17 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.files import write_json
-from demo_sdtps.config.progress import progress
 from demo_sdtps.datasets import SPLITS, Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.datasets.synthetic import light
-from demo_sdtps.engine.evaluation.reports import CASE_WIDTH, case_name
-from demo_sdtps.engine.evaluation.selection import SHARES, Measures, Quality, check_selection, measure_selection
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.selection import SHARES, Measures, Quality, check_selection, measure_selection
+from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
 from demo_sdtps.modeling.backbones import Backbone
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
 
 
 def main() -> None:

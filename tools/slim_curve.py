@@ -14,15 +14,15 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.config.files import write_json
-from demo_sdtps.config.progress import progress
 from demo_sdtps.config.scores import score_entry
-from demo_sdtps.engine.evaluation.operations import count_macs
-from demo_sdtps.engine.evaluation.protocol import TestData, evaluate_reid, make_test_data
-from demo_sdtps.engine.evaluation.reports import PATTERN_NAMES, reid_caption, reid_record
-from demo_sdtps.engine.load import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
+from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.tools.figures import plt, save
+from demo_sdtps.reports.figures import plt, save
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
 
 DEFAULT_SCORES = ("saliency", "distinctness", "attention", "random")
 SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)))

@@ -47,17 +47,17 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import add_overwrite, positive_int, run
-from demo_sdtps.config.files import atomic_write, check_output_file, read_json, write_json
-from demo_sdtps.config.progress import progress
-from demo_sdtps.config.threads import cpu_cores, threads_by_user
 from demo_sdtps.datasets import data_folders, identity_labels, read_splits
-from demo_sdtps.engine.evaluation.operations import count_macs, count_parameters
-from demo_sdtps.engine.evaluation.reports import read_records
-from demo_sdtps.engine.evaluation.selection import selects_patches
-from demo_sdtps.engine.run.output import LAST
-from demo_sdtps.engine.run.record import FINISHED, RECORD, command
-from demo_sdtps.engine.study import as_markdown, commits_of, draw_costs, draw_losses, draw_results, read_result
+from demo_sdtps.evaluation.operations import count_macs, count_parameters
+from demo_sdtps.evaluation.selection import selects_patches
+from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
+from demo_sdtps.reports.study import as_markdown, commits_of, draw_costs, draw_losses, draw_results, read_result
+from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
+from demo_sdtps.training.output import LAST
+from demo_sdtps.training.record import FINISHED, RECORD, command
 
 logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parent.parent

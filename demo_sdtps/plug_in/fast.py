@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES, UserError
-from demo_sdtps.engine.evaluation.metrics import evaluate_distances
-from demo_sdtps.engine.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation.metrics import evaluate_distances
+from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.plug_in.checkout import Checkout

@@ -16,8 +16,8 @@ REFERENCE = {
     "demo_sdtps": ("load", "Extractor", "MultiModalSDTPS", "add_config", "patch", "make_model", "get_cfg", "load_cfg"),
     "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
                 "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
-                "engine.evaluation.metrics.evaluate_ranking", "engine.evaluation.reranking.k_reciprocal",
-                "engine.optim.make_scheduler"),
+                "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
+                "training.optim.make_scheduler"),
     "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
 }
 """Names in demo_sdtps whose docstrings a page of the API reference shows; docs/api.md introduces them."""

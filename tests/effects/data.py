@@ -14,7 +14,7 @@ from demo_sdtps.config import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.transforms import TrainTransform, test_transform
-from demo_sdtps.engine.evaluation.protocol import exclude_key
+from demo_sdtps.evaluation.protocol import exclude_key
 from effects.base import effect, is_reported
 
 PLAIN = ("INPUT.PROB", "0", "INPUT.RE_PROB", "0", "INPUT.PADDING", "0")

@@ -8,9 +8,9 @@ from reference import reranking as slow
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.engine.evaluation.extraction import extract_features
-from demo_sdtps.engine.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.engine.load import load_model_and_data
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from effects.base import MARK, effect, images_of, is_near, is_reported, model_of
 
 

@@ -7,8 +7,8 @@ from pytest import approx
 from reference import losses as reference
 from tiny import output_of
 
-from demo_sdtps.engine.optim import make_center_optimizer
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
+from demo_sdtps.training.optim import make_center_optimizer
 from effects.base import effect, model_of
 
 TRIPLETS_ALONE = ("MODEL.ID_LOSS_WEIGHT", "0")

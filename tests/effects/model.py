@@ -7,9 +7,9 @@ from pytest import approx
 from tiny import ENCODER
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.engine.optim import make_optimizer
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
+from demo_sdtps.training.optim import make_optimizer
 from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, is_near, model_of
 
 HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")

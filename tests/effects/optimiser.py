@@ -5,7 +5,7 @@ import torch
 from numeric import tolerance
 from pytest import approx
 
-from demo_sdtps.engine.optim import make_optimizer, make_scheduler
+from demo_sdtps.training.optim import make_optimizer, make_scheduler
 from effects.base import effect, model_of
 
 CLASSIFIER, BIAS = "heads.original.classifier.weight", "pife.reduce.RGB.1.bias"

@@ -12,16 +12,17 @@ from numeric import tolerance
 from pytest import approx
 from tqdm import tqdm
 
-from demo_sdtps import engine, train_net
+from demo_sdtps import train_net
 from demo_sdtps.config import with_values
-from demo_sdtps.engine.distributed import check_launch
-from demo_sdtps.engine.evaluation.metrics import Ranking
-from demo_sdtps.engine.load import load_model_and_data
-from demo_sdtps.engine.optim import make_optimizer
-from demo_sdtps.engine.run.tracking import check_tracking
-from demo_sdtps.engine.runtime import autocast, choose_device, choose_precision
-from demo_sdtps.engine.trainer import Trainer
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.runtime.distributed import check_launch
+from demo_sdtps.training import reid, trainer
+from demo_sdtps.training.optim import make_optimizer
+from demo_sdtps.training.tracking import check_tracking
+from demo_sdtps.training.trainer import Trainer
 from effects.base import LABELS, effect, images_of, is_reported, model_of
 
 
@@ -96,11 +97,11 @@ def watched(cfg) -> Run:
             [parameter.grad for parameter in parameters if parameter.grad is not None]))))
         return optimizer
 
-    watch, logger = Watch(output), logging.getLogger("demo_sdtps.engine.trainer")
+    watch, logger = Watch(output), logging.getLogger("demo_sdtps.training.trainer")
     logger.addHandler(watch)
     try:
         with mock.patch.object(Trainer, "_save", autospec=True, side_effect=Trainer._save) as save, \
-                mock.patch.object(engine.reid, "make_optimizer", spied), mock.patch.object(engine.trainer, "progress", Bar):
+                mock.patch.object(reid, "make_optimizer", spied), mock.patch.object(trainer, "progress", Bar):
             run(cfg)
     finally:
         logger.removeHandler(watch)
@@ -199,7 +200,7 @@ def epoch_of_the_best_checkpoint(cfg):
         return {cfg.TEST.MISS: {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5)
                                 for pattern, best in BEST_EPOCHS.items()}}
 
-    with mock.patch.object(engine.reid, "evaluate_reid", rankings):
+    with mock.patch.object(reid, "evaluate_reid", rankings):
         output = run(cfg)
     return torch.load(output / "best.pth", weights_only=True)["epoch"]
 

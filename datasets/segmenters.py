@@ -1,0 +1,139 @@
+"""Segmentation of the foreground for tools/make_masks.py: torchvision's networks, or a callable of the user's."""
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskrcnn_resnet50_fpn_v2
+from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
+from torchvision.transforms.v2.functional import normalize, resize
+
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling.checkpoint import read_weights_file
+
+Segmenter = Callable[[torch.Tensor], torch.Tensor]
+"""uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
+
+CLASSES = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
+"""Names of the foreground's classes in COCO and, but for trucks, in Pascal VOC."""
+
+MIN_SCORE = 0.5  # of an instance
+SIDES = {"maskrcnn": 800, "deeplab": 520}
+"""Shorter side in pixels to which torchvision scales an image for each network."""
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's training images
+
+
+def make_segmenter(name: str, weight: str | None, classes: str, side: int | None, device: torch.device) -> Segmenter:
+    """The segmenter `name`: a key of `SIDES`, with the weights of a file or "hub", or module:function.
+
+    `classes` is a key of `CLASSES`; `side` replaces the network's of `SIDES`. Raises `UserError`.
+    """
+    if ":" in name:
+        if weight or side:
+            raise UserError(f"--model {name} is a function of yours, which takes no --weight and no --side; leave them out.")
+        return _checked(_function(name), name)
+    if name not in SIDES:
+        raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, SIDES))} or module:function.")
+    make, apply = NETWORKS[name]
+    network, categories = make(weight, side or SIDES[name])
+    wanted = [index for index, category in enumerate(categories) if category in CLASSES[classes]]
+    return partial(apply, network.to(device).eval(), wanted, side or SIDES[name])
+
+
+def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> torch.Tensor | None:
+    """Of a Mask R-CNN's output the largest mask (H, W) of these classes: the crop's own person, not a bystander.
+
+    None where no instance has a score of `MIN_SCORE`.
+    """
+    wanted = torch.isin(found["labels"], torch.tensor(classes, device=found["labels"].device)) & (found["scores"] >= MIN_SCORE)
+    masks = found["masks"][wanted, 0]
+    return masks[masks.sum(dim=(1, 2)).argmax()] if len(masks) else None
+
+
+@torch.inference_mode()
+def _apply_maskrcnn(network: nn.Module, classes: Sequence[int], side: int, image: torch.Tensor) -> torch.Tensor:
+    """The network scales the image itself."""
+    device = next(network.parameters()).device
+    (found,) = network([image.to(device) / 255])
+    mask = largest_instance(found, classes)
+    return torch.zeros(image.shape[1:]) if mask is None else mask.cpu()
+
+
+@torch.inference_mode()
+def _apply_deeplab(network: nn.Module, classes: Sequence[int], side: int, image: torch.Tensor) -> torch.Tensor:
+    device = next(network.parameters()).device
+    scaled = normalize(resize(image.to(device), [side]).float() / 255, MEAN, STD)
+    probabilities = network(scaled[None])["out"].softmax(dim=1)[0, classes].sum(dim=0, keepdim=True)
+    return resize(probabilities, list(image.shape[1:]))[0].clamp(0, 1).cpu()
+
+
+def _maskrcnn(weight: str | None, side: int) -> tuple[nn.Module, Sequence[str]]:
+    published = MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1
+    make = partial(maskrcnn_resnet50_fpn_v2, weights=None, weights_backbone=None, min_size=side, max_size=4 * side)
+    return _with_weights(make, published, weight), published.meta["categories"]
+
+
+def _deeplab(weight: str | None, side: int) -> tuple[nn.Module, Sequence[str]]:
+    published = DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1
+    make = partial(deeplabv3_resnet50, weights=None, weights_backbone=None, aux_loss=True)
+    return _with_weights(make, published, weight), published.meta["categories"]
+
+
+NETWORKS = {"maskrcnn": (_maskrcnn, _apply_maskrcnn), "deeplab": (_deeplab, _apply_deeplab)}
+
+
+def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) -> nn.Module:
+    """The network with the weights of a file or, for "hub", torchvision's `published` ones. Raises `UserError`."""
+    if not weight:
+        raise UserError(f"The network needs weights: give --weight the file of torchvision's {published}, or --weight hub to "
+                        "download it.")
+    if weight == "hub":
+        try:
+            weights = published.get_state_dict(progress=True, check_hash=True)
+        except Exception as error:  # the client raises many types
+            raise UserError(f"--weight is hub, but torchvision could not download {published.url} ({type(error).__name__}); "
+                            "check the network, or give a file.") from error
+    else:
+        weights, _ = read_weights_file(Path(weight), f"the file of torchvision's {published}")
+    network = make()
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError:
+        raise UserError(f"The weights {weight} do not fit torchvision's {published}; give the file of these weights, or choose "
+                        "another --model.") from None
+    return network
+
+
+def _function(name: str) -> Segmenter:
+    """The function that module:function names; modules are also looked for in the current folder."""
+    module_name, function_name = name.split(":", 1)
+    sys.path.append(str(Path.cwd()))
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
+                        "folder or installed.") from None
+    if not callable(function):
+        raise UserError(f"--model {name} is no function; give one from a uint8 (3, H, W) tensor to a mask (H, W).")
+    return function
+
+
+def _checked(function: Segmenter, name: str) -> Segmenter:
+    """`function`, whose masks must be finite, (H, W), in [0, 1]. Raises `UserError` where one is not."""
+    def segment(image: torch.Tensor) -> torch.Tensor:
+        found = function(image)
+        try:
+            mask = torch.as_tensor(found).float().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"--model {name} returned no mask but a {type(found).__name__}; it must return a tensor or array "
+                            "(H, W).") from None
+        if mask.shape != image.shape[1:] or not ((mask >= 0) & (mask <= 1)).all():
+            raise UserError(f"--model {name} returned {tuple(mask.shape)} with values from {mask.min():g} to {mask.max():g} "
+                            f"for an image {tuple(image.shape)}; it must return a mask {tuple(image.shape[1:])} in [0, 1].")
+        return mask
+
+    return segment

@@ -1,1 +1,0 @@
-"""Training, evaluation, checkpoints, and computing on several processes."""

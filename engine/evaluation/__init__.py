@@ -1,1 +1,0 @@
-"""Evaluation: feature extraction, metrics, re-ranking, image-text retrieval, reports."""

@@ -1,1 +1,0 @@
-"""The folder of a run: its files, its record, its checkpoints, and how it is resumed."""

@@ -1,0 +1,1 @@
+"""Evaluation: features, mAP and CMC, re-ranking, analysis."""

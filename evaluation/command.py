@@ -1,0 +1,62 @@
+"""A trained model and its data, for every command after training."""
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import CheckpointFlag
+from demo_sdtps.datasets import Sample, data_folders, read_splits, reader_of
+from demo_sdtps.datasets.base import unread_warning
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
+from demo_sdtps.runtime.device import choose_device, compile_model, set_seed
+from demo_sdtps.runtime.distributed import check_equal, check_single
+
+logger = logging.getLogger(__name__)
+
+
+def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
+    """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
+    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", lambda path: stored_config(path, example),
+                          lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
+
+
+def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
+    """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, for a device
+    that does not exist, and for several processes, unless the command supports `several`."""
+    if not several:
+        check_single("an evaluation")
+    if not cfg.TEST.WEIGHT:
+        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
+    set_seed(cfg.SOLVER.SEED)
+    return choose_device(cfg)
+
+
+def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"),
+                        several: bool = False) -> tuple[DeMo, dict[str, list[Sample]]]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
+
+    The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
+    weights or data that are missing or do not fit each other, or differ between the processes; with `several` as
+    `prepare_evaluation`.
+    """
+    device = prepare_evaluation(cfg, EXAMPLE, several)
+    reader_of(cfg)
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
+    load_weights(cfg, model, checkpoint)
+    found = read_splits(cfg, splits)
+    check_equal(found, "samples")
+    for warning in unread_warning(sample for samples in found.values() for sample in samples):
+        logger.warning(warning)
+    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
+    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
+        raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
+                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
+    model = model.eval().to(device)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device)
+    return model, found

@@ -1,0 +1,52 @@
+"""Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MISSING_CASES
+from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.runtime.device import check_features, choose_precision, inference
+from demo_sdtps.runtime.distributed import all_gather_rows
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.runtime.transfer import on_cpu, to_device
+from demo_sdtps.training.state import dataset_of
+
+CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
+"""Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
+
+
+def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]] | None = None,
+                     total: int | None = None) -> list[dict[int, torch.Tensor]]:
+    """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.
+
+    `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
+    number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
+    process's part of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
+    finite or too large, an image that cannot be read, and TEST.MISS all without `cases`.
+    """
+    if cases is None:
+        cases = [missing_modalities(cfg.TEST.MISS)]
+    device = next(model.parameters()).device
+    features = [torch.empty(len(dataset_of(loader)), sum(model.widths.values())) for _ in cases]
+    start = 0
+
+    def extracted() -> Iterator[list[torch.Tensor]]:
+        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+            images = {modality: to_device(image, device) for modality, image in images.items()}
+            # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
+            yield [patterns[3] for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)]
+
+    with inference(model, choose_precision(cfg.TEST.AMP, device)):
+        for parts in on_cpu(extracted()):
+            stop = start + len(parts[0])
+            for whole, part in zip(features, parts, strict=True):
+                whole[start:stop] = part
+            start = stop
+    if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
+        features = [all_gather_rows(features.pop(0), total) for _ in cases]
+    check_features("The network's features", features)
+    return [model.split_patterns(whole) for whole in features]

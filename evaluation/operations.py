@@ -1,0 +1,91 @@
+"""Parameters and multiply-accumulates of a model, counted by fvcore with rules for what it does not know."""
+import logging
+import warnings
+from collections import Counter
+from math import prod
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.runtime.device import inference
+
+# One operation per element of the result (three for silu, which stands for quick GELU), and none.
+PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
+               "minimum", "mul", "neg", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
+FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
+        "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "searchsorted", "sort", "topk",
+        "unflatten", "view_as", "where")
+
+logger = logging.getLogger(__name__)
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Trainable parameters by top-level module."""
+    return {name: sum(p.numel() for p in module.parameters() if p.requires_grad) for name, module in model.named_children()}
+
+
+def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
+    """Multiply-accumulates of one triplet in evaluation by module name, "" for all.
+
+    Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per element of the
+    result. Operators without a rule count as 0, with a warning in the log.
+    """
+    with warnings.catch_warnings():  # fvcore uses torch.jit.script, which newer torch calls deprecated
+        warnings.simplefilter("ignore", FutureWarning)
+        from fvcore.nn import FlopCountAnalysis
+        from fvcore.nn.jit_handles import elementwise_flop_counter
+    images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
+    images |= {MASK: torch.zeros(1, 1, *cfg.INPUT.SIZE_TEST)} if reads_masks(cfg, training=False) else {}
+    # As in inference, where quick GELU's factors are folded into the weights.
+    with inference(model, torch.float32):
+        if model.backbone.fused_attention is None:
+            model.backbone.fused_attention = False  # the plain form contains its softmax
+        analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
+        analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
+        analysis.set_op_handle("aten::cdist", distance_macs)
+        analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
+                                  for name in PER_ELEMENT for in_place in ("", "_")})
+        analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
+        analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)  # evaluation does not call the heads
+        macs = analysis.by_module()
+        if left := analysis.unsupported_ops():
+            logger.warning("Not counted, because there is no rule for them: %s", ", ".join(sorted(left)))
+    return macs
+
+
+def tokens_of_hdm(model: DeMo) -> int:
+    """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
+    backbone = model.backbone
+    count = model.slimming.counts[-1] if model.slimming else backbone.num_patches
+    if not model.sdtps:
+        return 1 + count
+    patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
+                         for shape in ((count, backbone.width), (backbone.width,)))
+    places = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
+    with torch.no_grad():
+        selections = model.sdtps(Context(patches, features, backbone.grid_size, features, places=places))
+    return 1 + selections[MODALITIES[0]].tokens.shape[1]
+
+
+def plain_hdm_macs(width: int, tokens: int) -> int:
+    """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
+    seen = tokens * sum(map(len, SUBSETS.values()))
+    # Key and value of every token seen; query and output of every subset; logits and weighted sums.
+    return 2 * seen * width ** 2 + 2 * len(SUBSETS) * width ** 2 + 2 * seen * width
+
+
+def attention_macs(inputs: list, outputs: list) -> int:
+    """Fused attention of queries (…, L, E), keys (…, S, E) and values (…, S, V): both matrix products."""
+    query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
+    return prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def distance_macs(inputs: list, outputs: list) -> int:
+    """Distances of all pairs of rows (…, L, E) and (…, S, E)."""
+    return prod(inputs[0].type().sizes()) * inputs[1].type().sizes()[-2]

@@ -1,0 +1,136 @@
+"""The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets import Sample, reader_of
+from demo_sdtps.datasets.base import unread_warning
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.runtime.device import free_gpu_memory
+from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
+
+RANKING_BYTES = 4 << 30
+"""Memory of a GPU for what ranking and re-ranking compute beside the features."""
+
+
+@dataclass
+class TestData:
+    """Query and gallery as indices into one list of distinct samples, which the network sees once each."""
+
+    __test__ = False  # not a test, though its name begins like one
+
+    samples: list[Sample]
+    query: torch.Tensor
+    gallery: torch.Tensor
+    loader: DataLoader  # loads this process's share of the samples
+    matched: int  # the number of queries with a match in the gallery; only these are scored
+
+    def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
+        """An attribute of the samples at `indices`: identity, camera or scene."""
+        return torch.tensor([getattr(self.samples[index], name) for index in indices.tolist()])
+
+
+def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
+    """The distinct samples of query and gallery; in some data sets both have the same images.
+
+    Raises `UserError` where no query has a match, and for an image to be cached that cannot be read.
+    """
+    matched = count_matched(cfg, query, gallery)
+    index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
+    samples = list(index)
+    return TestData(samples, torch.tensor([index[sample] for sample in query]),
+                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, shard_for_rank(samples)), matched)
+
+
+def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
+    """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
+    key, seen = exclude_key(cfg), defaultdict(set)
+    for sample in gallery:
+        seen[sample.identity].add(getattr(sample, key))
+    matched = sum(1 for sample in query if seen[sample.identity] - {getattr(sample, key)})
+    if not matched:
+        raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
+                        f"identity with another {key}), so nothing can be scored; check the test split.")
+    return matched
+
+
+def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:
+    """Warnings about data, and settings for them, that are probably a mistake, though training and evaluation can go on.
+
+    `splits` are all three, `matched` is the number of queries with a match.
+    """
+    test = [*splits["query"], *splits["gallery"]]
+    found = unread_warning([*splits["train"], *test])
+    known = {sample.identity for sample in splits["train"]}
+    if shared := sorted(known & {sample.identity for sample in test}):
+        found.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
+                     "not those of unseen ones; leave them out of one, or renumber them if they are others.")
+    if unmatched := len(splits["query"]) - matched:
+        found.append(f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
+                     f"with another {exclude_key(cfg)}) and are not scored (the usual protocol).")
+    if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
+        found.append("WARNING: MODEL.SLIM_SHARED keeps the same places of the three modalities, but they are flipped and "
+                     "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")
+    return found
+
+
+def exclude_key(cfg: CfgNode) -> str:
+    """Attribute by which the protocol excludes gallery samples of the query's identity: camera or scene (docs/method.md)."""
+    return "scene" if reader_of(cfg).by_scene else "camera"
+
+
+def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
+    """Rankings by case of TEST.MISS (several for `all`) and return pattern. Raises `UserError` as `extract_features`."""
+    cases = CASES if cfg.TEST.MISS == "all" else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+    features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
+    device = next(model.parameters()).device
+    return broadcast_from_main(lambda: {
+        case: {pattern: rank_features(cfg, to_device_if_fits(feature, device), data) for pattern, feature in patterns.items()}
+        for case, patterns in zip(cases, features, strict=True)})
+
+
+def to_device_if_fits(features: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
+    if device.type == "cuda" and free_gpu_memory(device) < 3 * features.nbytes + RANKING_BYTES:
+        return features
+    return features.to(device)
+
+
+def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
+    """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes."""
+    sides = (data.query, data.gallery)
+    labels = [data.labels(name, side) for name in ("identity", "camera") for side in sides]
+    scenes = [data.labels("scene", side) for side in sides] if exclude_key(cfg) == "scene" else [None, None]
+    query, gallery = _query_and_gallery(cfg, features, data)
+    if cfg.TEST.RE_RANKING == "yes":
+        return evaluate_distances(k_reciprocal(query, gallery), *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
+    return evaluate_ranking(query, gallery, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
+
+
+def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
+    """Distances, as they are ranked, by features (samples, D)."""
+    query, gallery = _query_and_gallery(cfg, features, data)
+    if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
+        return k_reciprocal(query, gallery).__getitem__
+    return lambda chosen: squared_distances(query[chosen], gallery)
+
+
+def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
+    """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`."""
+    return F.normalize(features, dim=1, out=features if in_place else None) if cfg.TEST.FEAT_NORM == "yes" else features
+
+
+def _query_and_gallery(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[torch.Tensor]:
+    """Normalised features of both sides. Indexing copies them, and a second copy of a large gallery would take gigabytes."""
+    return [normalise(cfg, features[side], in_place=True) for side in (data.query, data.gallery)]

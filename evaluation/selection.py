@@ -1,0 +1,203 @@
+"""How well SDTPS and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md)."""
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.scores.base import ByModality, Context, Selection
+from demo_sdtps.runtime.device import check_features, check_finite
+from demo_sdtps.runtime.progress import progress
+
+SHARES = ("base_rate", "kept", "recall")
+SDTPS = "SDTPS"
+COMPLETE = next(iter(CASES))
+
+Measures = dict[str, dict[str, float]]  # measures by their name, by modality
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The result of `measure_selection`, all shares in [0, 1].
+
+    `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
+    foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
+    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
+    `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
+    reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
+    and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
+
+    `random_order` is the expected average precision of a random order of the grid's patches, `random_orders` that of those
+    that reach each stage and SDTPS. `mean_global_cosine` is the mean cosine of the global features of two images, by
+    modality: near 1 a global feature hardly depends on its image. `left_out` of the `images` have no patch in the foreground
+    and are not in recall and average precisions.
+    """
+
+    cases: dict[str, Measures]
+    random_order: float
+    mean_global_cosine: dict[str, float]
+    images: int
+    left_out: int
+    stages: dict[str, dict[str, Measures]]
+    random_orders: dict[str, float]
+    lights: dict[str, dict[str, Measures]]
+
+    @property
+    def choices(self) -> dict[str, dict[str, Measures]]:
+        """Measures by case of every stage, and of SDTPS."""
+        return self.stages | ({SDTPS: self.cases} if self.cases else {})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a stage of slimming or SDTPS keeps of the n patches of a modality that reach it."""
+
+    places: torch.Tensor  # (B, n) int64: index of each patch on the grid
+    kept: torch.Tensor  # (B, n) bool
+    scores: ByModality  # (B, n) by name of the detector, the score first
+
+
+@torch.no_grad()
+def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()) -> Quality:
+    """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
+
+    foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
+    `lights` are "day", "night" or "" for each image. Raises `UserError` for an image that cannot be read, and for scores that
+    are not finite.
+    """
+    device = next(model.parameters()).device
+    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
+    reached: dict[str, list[torch.Tensor]] = defaultdict(list)
+    sums: dict[str, torch.Tensor] = {}
+    seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
+    for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
+        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+        cameras, relevant = cameras.to(device), relevant.to(device)
+        for case, context in zip(CASES, model.encode_cases(images, cameras, list(CASES.values())), strict=True):
+            if not context.missing:
+                for modality, vectors in context.global_feats.items():
+                    sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
+            for name, by_modality in choices(model, context).items():
+                for modality, choice in by_modality.items():
+                    for measure, values in measures(choice, relevant).items():
+                        numbers[name, case, modality, measure].append(values.cpu())
+                    if not context.missing:
+                        reached[name].append(relevant.gather(1, choice.places).cpu())
+    whole = {key: torch.cat(parts) for key, parts in numbers.items()}
+    found = {name: {case: _rows(whole, name, case) for case in CASES} for name in reached}
+    shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
+    by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
+    count = len(foreground)
+    # The mean over all ordered pairs of two different images.
+    cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
+               for modality, total in sums.items()}
+    random_orders = {name: random_order(together) for name, parts in reached.items() if (together := torch.cat(parts)).any()}
+    return Quality(found.pop(SDTPS, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
+                   found, random_orders, by_light)
+
+
+def check_selection(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration with neither SDTPS nor slimming."""
+    if not selects_patches(cfg):
+        raise UserError("MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+                        "with SDTPS or with slimming.")
+
+
+def selects_patches(cfg: CfgNode) -> bool:
+    """Whether a configuration has SDTPS or slimming."""
+    return bool(cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
+
+
+def check_context(context: Context) -> None:
+    """Raise `UserError` for features, by which patches are selected, that are not finite or too large to be compared."""
+    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+
+
+def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
+    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality.
+
+    Raises `UserError` for features and scores that are not finite, or too large to be compared.
+    """
+    check_context(context)
+    found: dict[str, dict[str, Choice]] = {}
+    present = [modality for modality in MODALITIES if modality not in context.missing]
+    for number, stage in enumerate(context.stages, start=1):
+        check_finite("The scores of the patches", (stage.score[modality] for modality in present))
+        found[f"stage {number}"] = {
+            modality: Choice(stage.scored[modality],
+                             stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
+                             {"score": stage.score[modality]})
+            for modality in present}
+    if model.sdtps:
+        selections = model.sdtps(context)
+        found[SDTPS] = {modality: Choice(context.places_of(modality), selections[modality].mask > 0, scores)
+                           for modality, scores in detectors(model, context, selections).items()}
+    return found
+
+
+def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One number (B,) float64 per image and measure; foreground (B, N) bool. NaN: the image has no number."""
+    relevant, kept = foreground.gather(1, choice.places), choice.kept.double()
+    hits = (kept * relevant).sum(dim=1)
+    return {"base_rate": relevant.double().mean(dim=1), "kept": hits / kept.sum(dim=1), "recall": hits / foreground.sum(dim=1),
+            **{name: average_precision(score, relevant) for name, score in choice.scores.items()}}
+
+
+def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
+          images: torch.Tensor | slice = slice(None)) -> Measures:
+    """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
+    rows: Measures = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
+    for (whose, when, modality, measure), values in numbers.items():
+        if (whose, when) == (name, case) and not values[images].isnan().all():
+            rows[modality][measure] = values[images].nanmean().item()
+    return rows
+
+
+def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -> dict[str, ByModality]:
+    """The score (B, N) and its parts by name, of every present modality; without parts named after missing modalities.
+
+    Raises `UserError` for scores that are not finite.
+    """
+    assert model.sdtps is not None
+    found = {}
+    for modality, selection in selections.items():
+        if modality in context.missing:
+            continue
+        parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
+        found[modality] = {"score": selection.score} | {name: part for name, part in parts.items()
+                                                        if name not in context.missing}
+        check_finite("The scores of the patches", found[modality].values())
+    return found
+
+
+def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
+    """Average precision, the highest score first: scores (B, N), relevant (B, N) bool → (B,) float64; NaN: none is relevant.
+
+    The mean, over the relevant, of the precision among all with an equal or higher score: a constant score gives the share of
+    the relevant, whatever the order.
+    """
+    scores, order = scores.sort(dim=1, descending=True)
+    relevant = relevant.gather(1, order)
+    last = torch.searchsorted(-scores, -scores, right=True) - 1  # index of the last equal score
+    precision = relevant.cumsum(dim=1).gather(1, last).double() / (last + 1)
+    return (precision * relevant).sum(dim=1) / relevant.sum(dim=1)
+
+
+def random_order(relevant: torch.Tensor) -> float:
+    """Expected average precision of a random order: the mean over the rows of relevant (B, N) bool with R > 0 relevant.
+
+    At rank k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of
+    (1 + (k - 1)·(R - 1)/(N - 1))/k.
+    """
+    counts = relevant.sum(dim=1)
+    counts = counts[counts > 0].double().unsqueeze(1)
+    before = torch.arange(relevant.shape[1])  # k - 1
+    return ((1 + before * (counts - 1) / max(1, len(before) - 1)) / (before + 1)).mean().item()

@@ -1,0 +1,107 @@
+"""Records, tables and captions of evaluations."""
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.evaluation.metrics import Ranking
+from demo_sdtps.evaluation.protocol import TestData
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.runtime.files import read_json
+from demo_sdtps.training.output import METRICS
+
+RANKS = (1, 5, 10)
+MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
+NAME_WIDTH, CASE_WIDTH = 16, 18
+PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
+
+Record = Mapping[str, Mapping[str, float]]
+"""Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]."""
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run's metrics.json, one for each epoch; [] without such a file."""
+    found = read_json(folder / METRICS)
+    return found if isinstance(found, list) else []
+
+
+def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of epochs after which the model was evaluated."""
+    return [record for record in records if "patterns" in record]
+
+
+def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:
+    """The record of the rankings of each return pattern."""
+    return {str(pattern): {"mAP": ranking.mAP} | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
+            for pattern, ranking in rankings.items()}
+
+
+def reid_table(record: Record, untrained: Record | None = None) -> str:
+    """A record in percent, one row per return pattern; with `untrained`, that record's mAP in the last column."""
+    rows = {PATTERN_NAMES[int(pattern)]: {name: 100 * value for name, value in row.items()} for pattern, row in record.items()}
+    lines = percent_table(rows, "return pattern").splitlines()
+    if untrained:
+        column = ["mAP untrained", *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record)]
+        lines = [line + cell.rjust(NAME_WIDTH) for line, cell in zip(lines, column, strict=True)]
+    return "\n".join(lines)
+
+
+def missing_table(records: Mapping[str, Record]) -> str:
+    """Records by case of missing modalities as one table in percent, with the mean of all cases but the complete one."""
+    lines: list[str] = []
+    for name, record in missing_rows(records).items():
+        header, *rows = reid_table(record).splitlines()
+        lines += [] if lines else ["missing".ljust(CASE_WIDTH) + header]
+        lines += [label.ljust(CASE_WIDTH) + row for label, row in zip([name, "", ""], rows, strict=True)]
+    return "\n".join(lines)
+
+
+def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
+    """Records by case of missing modalities, under the names of `case_name`, and the mean of all cases but the complete one."""
+    incomplete = [record for case, record in records.items() if missing_modalities(case)]
+    mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
+            for pattern, row in incomplete[0].items()}
+    return {**{case_name(case): record for case, record in records.items()}, "mean of the six": mean}
+
+
+def percent_table(rows: Mapping[str, Mapping[str, float]], corner: str = "") -> str:
+    """Values in percent by row and column, each with one decimal."""
+    columns = list(next(iter(rows.values())))
+    width = 2 + max(map(len, columns))
+    lines = [corner.ljust(NAME_WIDTH) + "".join(column.rjust(width) for column in columns)]
+    lines += [name.ljust(NAME_WIDTH) + "".join(f"{row[column]:{width}.1f}" for column in columns) for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def reid_caption(cfg: CfgNode, data: TestData) -> str:
+    """One line on what is evaluated: data, queries, weights and options."""
+    queries = f"{len(data.query)} queries" + ("" if data.matched == len(data.query) else f", {data.matched} with a match")
+    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+
+
+def options(cfg: CfgNode) -> str:
+    """The options of TEST that are not at their defaults, each after a comma."""
+    missing = frozenset() if cfg.TEST.MISS == "all" else missing_modalities(cfg.TEST.MISS)
+    return "".join(f", {text}" for text, is_on in (
+        (f"without {' and '.join(_in_order(missing))}", missing), ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
+        (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"), ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
+        ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no")) if is_on)
+
+
+def distance_name(cfg: CfgNode) -> str:
+    """What a rank list is sorted by."""
+    if cfg.TEST.RE_RANKING == "yes":
+        return "k-reciprocal distance"
+    return f"squared Euclidean distance of {'L2-normalised ' if cfg.TEST.FEAT_NORM == 'yes' else ''}features"
+
+
+def case_name(case: str) -> str:
+    """A case of missing modalities as tables show it: 'rn' → 'rn: RGB, NI'."""
+    missing = missing_modalities(case)
+    return f"{case}: {', '.join(_in_order(missing))}" if missing else case
+
+
+def _in_order(modalities: frozenset[str]) -> list[str]:
+    return [modality for modality in MODALITIES if modality in modalities]

@@ -1,0 +1,173 @@
+"""Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.load import StoredText
+from demo_sdtps.config.scores import WITHOUT_WEIGHTS
+from demo_sdtps.datasets import reader_of
+from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import from_demo, is_demo, tensors_of
+from demo_sdtps.runtime.files import atomic_write
+
+MAX_NAMED = 3
+MOST_CAMERAS = 10_000  # a larger number of cameras means a damaged file
+EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
+CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
+SLIMMING = "slimming.scores."  # then the number of the stage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's weights under our names, its numbers of identities and cameras, and the data set it was trained on."""
+
+    path: Path
+    model: dict[str, torch.Tensor]
+    num_class: int
+    camera_num: int
+    dataset: str | None = None
+    has_demo_names: bool = False
+
+
+def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous: Path | None = None,
+                    state: Mapping[str, object] | None = None) -> None:
+    """Write a model's weights, and `state` beside them, by `save_whole`."""
+    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
+    save_whole({**content, **(state or {})}, path, previous)
+
+
+def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
+    """torch.save by `atomic_write`; an earlier file is kept as `previous`, if given. Raises `UserError` where it cannot be
+    written."""
+    with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch raises it for a full disk, with the real error as context
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint of ours, or a bare state dict with our or DeMo's names.
+
+    Raises `UserError` for a file that is missing, cannot be read, or holds no weights of this model.
+    """
+    path = Path(path)
+    weights, content = read_weights_file(path)
+    cameras = content.get("camera_num")
+    has_demo_names = is_demo(weights)
+    if has_demo_names:
+        try:
+            weights = from_demo(weights)
+        except ValueError as error:
+            raise UserError(f"The weights {path} cannot be used: {error}; give another file.") from None
+    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
+    if not classes:
+        first = f", the first {min(weights)}" if weights else ""
+        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
+                        "); give a checkpoint that train_net.py wrote, or one of DeMo.")
+    if CAMERAS in weights and weights[CAMERAS].ndim:
+        cameras = len(weights[CAMERAS])
+    elif not isinstance(cameras, int) or not 0 < cameras <= MOST_CAMERAS:
+        cameras = 1
+    dataset = content.get("dataset")
+    return Checkpoint(path, weights, classes[0], cameras, dataset if isinstance(dataset, str) else None, has_demo_names)
+
+
+def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
+    """The weights in a torch file, and its whole content. Raises `UserError` where it is missing or cannot be read."""
+    content = _load(path, example)
+    return tensors_of(content), content if isinstance(content, Mapping) else {}
+
+
+def stored_config(path: Path, example: str = EXAMPLE) -> StoredText:
+    """The configuration that a checkpoint was trained with. Raises `UserError` where it cannot be read or holds none."""
+    content = _load(path, example, without_weights=True)
+    text = content.get("config") if isinstance(content, Mapping) else None
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"The weights {path} hold no configuration (bare weights and DeMo's checkpoints have none); give "
+                        "--config_file the one that they were trained with.")
+    return StoredText(path, text)
+
+
+def _load(path: Path, example: str, without_weights: bool = False) -> object:
+    if path.is_dir():
+        raise UserError(f"The weights {path} are a folder; give a file in it such as {path / 'last.pth'}.")
+    if not path.is_file():
+        raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
+    try:
+        return load_torch(path, without_weights)
+    except LOAD_ERRORS:
+        raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors (another format, or the "
+                        "file is damaged or cut short); give another file.") from None
+
+
+def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's weights into `model`.
+
+    A model that keeps all patches, or keeps them by a score without weights, takes any backbone: weights of another score are
+    left out, with a warning. Raises `UserError` naming the first keys where they do not fit, or where they belong to another
+    data set.
+    """
+    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
+        raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
+                        f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
+    fill_model(model, _with_slimming_of(cfg, model, checkpoint), checkpoint.path)
+
+
+def _with_slimming_of(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
+    """The checkpoint's weights, without those of a score that `model` does not need. Raises `UserError` for those of another
+    score or of another number of stages than the model's."""
+    wanted, found = (_by_stage(weights) for weights in (model.state_dict(), checkpoint.model))
+    score, blocks = cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS)
+    if not wanted:
+        if found:
+            why = f"MODEL.SLIM_SCORE {score} replaces" if blocks else "empty MODEL.SLIM_BLOCKS do not use"
+            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that %s, so it is left "
+                           "out.", checkpoint.path, why)
+        return {name: tensor for name, tensor in checkpoint.model.items() if not name.startswith(SLIMMING)}
+    choices = f"a score without weights (MODEL.SLIM_SCORE {', '.join(WITHOUT_WEIGHTS)})"
+    if not found:
+        raise UserError(f"MODEL.SLIM_SCORE is {score!r}, which has weights, but the weights {checkpoint.path} hold none of "
+                        f"it, as they were trained without it; choose {choices}, or train with it.")
+    if len(found) != len(wanted):
+        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the weights {checkpoint.path} hold a score for {len(found)} of "
+                        f"such blocks; give as many, or choose {choices}.")
+    if found != wanted:
+        raise UserError(f"MODEL.SLIM_SCORE is {score!r}, but the weights {checkpoint.path} hold those of another score; give "
+                        f"the one that they were trained with, or choose {choices}.")
+    return checkpoint.model
+
+
+def _by_stage(weights: Mapping[str, torch.Tensor]) -> dict[str, set[str]]:
+    """Names of the weights of slimming's scores by the number of the stage."""
+    stages: dict[str, set[str]] = {}
+    for name in weights:
+        if name.startswith(SLIMMING):
+            number, _, rest = name.removeprefix(SLIMMING).partition(".")
+            stages.setdefault(number, set()).add(rest)
+    return stages
+
+
+def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Load weights of the file `path` into `model`. Raises `UserError` naming the first keys that do not fit."""
+    expected = model.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is not part of the model" for name in found if name not in expected]
+    problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
+                 for name in expected if name in found and found[name].shape != expected[name].shape]
+    if problems:
+        more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
+        raise UserError(f"The weights {path} do not fit the configuration's model: "
+                        f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
+                        "with (config.yml beside them), or other weights.")
+    model.load_state_dict(found)

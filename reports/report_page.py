@@ -1,0 +1,167 @@
+"""The page of tools/report.py --html: one file with everything in it, which makes no request."""
+import argparse
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.cli import positive_int
+from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation.protocol import TestData, exclude_key
+from demo_sdtps.evaluation.tables import (
+    MEASURES,
+    PATTERN_NAMES,
+    Record,
+    distance_name,
+    evaluated,
+    missing_rows,
+    options,
+    reid_caption,
+)
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
+from demo_sdtps.reports.figures import images
+from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.tools.draw_tokens import DROPPED, OPACITY, description, kept_patches
+
+PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
+SECTIONS = {"results": "Results", "curves": "Training curves", "cameras": "Cameras", "identities": "Identities",
+            "distances": "Distances", "features": "Features", "worst": "Worst queries", "ranks": "Rank lists",
+            "settings": "Configuration"}
+SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
+
+
+def add_page_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that bound the page."""
+    add_limits(parser, "the page")
+    parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
+                        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
+                             "their rank lists, from the lowest AP on (default: 1200)")
+
+
+def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
+               untrained: Record | None, thumbnails: int) -> Path:
+    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
+    `untrained` is the record of the model before training. Raises `UserError` for an image that cannot be read."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    wanted = shown_samples(data, found)
+    samples = [data.samples[index] for index in wanted]
+    kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
+    content = {
+        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "curves": curves(records),
+        "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
+        "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
+        **results(data, found, {index: place for place, index in enumerate(wanted)})}
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+                            lstrip_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    page = templates.get_template("report.html").render(
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), sections=SECTIONS,
+        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
+        measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
+        missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
+        left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
+        key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
+        settings=cfg.dump(), content=content, style=source("report.css"),
+        scripts=[get_plotlyjs(), *map(source, SCRIPTS)])
+    with atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return path
+
+
+def source(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def shown_samples(data: TestData, found: Analysis) -> list[int]:
+    """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
+    precision first, and the points."""
+    order = found.scores.average_precision.argsort(kind="stable").tolist()
+    queries = [query for query in order if query in found.rank_lists]
+    nearest = [sample for query in queries for sample, *_ in found.rank_lists[query]]
+    return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *found.points]))
+
+
+def left_out(data: TestData, found: Analysis, samples: int, thumbnails: int) -> list[str]:
+    """What the page leaves out, as sentences."""
+    bounds = ((len(found.rank_lists), len(data.query), "queries have a rank list", "--queries"),
+              (len(found.points), len(data.samples), "samples are in the scatter plot", "--points"),
+              (min(samples, thumbnails), samples, "triplets of the page are shown with their images", "--thumbnails"))
+    return [f"{shown:,} of {total:,} {what} ({flag})." for shown, total, what, flag in bounds if shown < total]
+
+
+def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
+    """What the page says of a sample; cameras from 1, as file names have them."""
+    where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
+    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": Path(sample.paths[0]).name}
+
+
+def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str, object]:
+    """The numbers of the plots and the rank lists; samples by their `place` in the page."""
+    average, first = (part.tolist() for part in found.scores)
+    queries = [{"sample": place[int(data.query[query])], "ap": known(average[query]), "first": first[query],
+                "nearest": [(place[sample], distance, is_match) for sample, distance, is_match in nearest]}
+               for query, nearest in found.rank_lists.items()]
+    order = {query: number for number, query in enumerate(found.rank_lists)}
+    return {"queries": queries, "worst": [order[query] for query in found.worst],
+            "identities": [score._asdict() for score in found.identities],
+            "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
+            "scatter": {"samples": [place[point] for point in found.points],
+                        "places": {name: places.tolist() for name, places in found.embeddings.items()}}}
+
+
+def curves(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run's records as lists over its epochs."""
+    trained, tested = [record for record in records if "loss" in record], evaluated(records)
+    return {"epochs": [record["epoch"] for record in trained], "loss": [record["loss"] for record in trained],
+            "accuracy": [record["accuracy"] for record in trained], "tested": [record["epoch"] for record in tested],
+            "measures": {measure: [[record["patterns"][str(pattern)][measure] for record in tested]
+                                   for pattern in PATTERN_NAMES] for measure in ("mAP", "Rank-1")}}
+
+
+def stacked(cfg: CfgNode) -> bool:
+    """Whether a thumbnail has the images of its modalities one above the other: wide ones."""
+    height, width = cfg.INPUT.SIZE_TEST
+    return width > height
+
+
+def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
+    """The images of each triplet as a single JPEG, in base64."""
+    def encode(sample: Sample) -> str:
+        triplet = np.concatenate(images(cfg, sample), axis=0 if stacked(cfg) else 1)
+        ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
+        size = [max(1, round(ratio * length)) for length in triplet.shape[1::-1]]
+        file = io.BytesIO()
+        Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
+        return base64.b64encode(file.getvalue()).decode()
+
+    with ThreadPoolExecutor() as pool:
+        return list(progress(pool.map(encode, samples), "making thumbnails", len(samples), unit="triplet"))
+
+
+def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
+    """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
+    and in base64."""
+    size = cfg.TEST.IMS_PER_BATCH
+    bits: dict[str, list[str]] = {}
+    said = ""
+    for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
+        masks = kept_patches(cfg, model, samples[start:start + size])
+        said = said or description(cfg, model, masks)
+        for name, by_modality in masks.items():
+            stack = np.stack([by_modality[modality].numpy() > 0 for modality in MODALITIES], axis=1)
+            packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
+            bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
+    rows, columns = model.backbone.grid_size
+    return {"rows": rows, "columns": columns, "colour": [*DROPPED, OPACITY], "bits": bits, "description": said}

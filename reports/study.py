@@ -1,0 +1,304 @@
+"""Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
+import warnings
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.tables import PATTERN_NAMES
+from demo_sdtps.runtime.files import atomic_write, read_json
+
+matplotlib.use("Agg")  # no screen is needed
+import matplotlib.pyplot as plt
+
+COMPLETE = next(iter(CASES))
+CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
+"""Columns of the results with modalities missing: the cases whose mean each one holds."""
+METRICS = ("mAP", "Rank-1")
+FIRST_STAGE = "stage 1"
+CONFIDENCE, RESAMPLES = 0.95, 9999
+LEGEND = ("Mean ± standard deviation over the seeds. Δ: paired difference to {first}, with its 95 % interval from a bootstrap "
+          "over the seeds. Bold: 0 lies outside this interval and outside Student's; any other difference is within noise. Of "
+          "twenty comparisons without a true difference, about one is bold by chance.")
+SELECTION_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score, and of each of "
+                    "its terms alone, as a detector of the person; a random order has {random_order:.1f} %. Last column: mean "
+                    "cosine between the global features (the guides) of two different images.")
+SLIMMING_LEGEND = ("{base_rate:.1f} % of all patches are on the person. AP: average precision of the score as a detector of "
+                   "the person; a random order has {random_order:.1f} %. Recall: share of the person's patches that are kept. "
+                   "Precision: share of the kept patches that lie on the person. All three are means over the modalities.")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Content of a study.json. Raises `UserError` for another file."""
+    result = read_json(path)
+    if not isinstance(result, dict) or not {"variants", "patterns", "seeds", "title"} <= result.keys():
+        raise UserError(f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json.")
+    return result
+
+
+class Difference(NamedTuple):
+    """A paired difference over seeds: its mean, and the 95 % intervals (low, high) of two methods."""
+
+    mean: float
+    bootstrap: tuple[float, float]
+    student: tuple[float, float]
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether both intervals exclude 0. The bootstrap's is too narrow for few seeds: for three it is their range."""
+        return all(low > 0 or high < 0 for low, high in (self.bootstrap, self.student))
+
+
+def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> Difference | None:
+    """values - baseline by seed, with intervals of the bootstrap (Efron 1979) and Student; None for fewer than two."""
+    seeds = [seed for seed in values if seed in baseline]
+    if len(seeds) < 2:
+        return None
+    pairs = [np.array([side[seed] for seed in seeds]) for side in (values, baseline)]
+    differences = pairs[0] - pairs[1]
+    resampled = stats.bootstrap((differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES,
+                                method="percentile", rng=np.random.default_rng(0)).confidence_interval
+    with warnings.catch_warnings():  # scipy warns when all differences are equal; their interval is a point
+        warnings.simplefilter("ignore", RuntimeWarning)
+        student = stats.ttest_rel(*pairs).confidence_interval(CONFIDENCE)
+    return Difference(float(differences.mean()), *((float(found.low), float(found.high)) for found in (resampled, student)))
+
+
+def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
+    """A metric in percent after the last epoch, by seed, of the runs that finished."""
+    return {seed: 100 * records[-1]["patterns"][str(pattern)][metric]
+            for seed, records in variant["records"].items() if records and seed not in variant["failed"]}
+
+
+def map_of_cases(variant: dict[str, Any], pattern: int, cases: Collection[str]) -> dict[str, float]:
+    """mAP in percent by seed, mean over `cases` of missing modalities."""
+    return {seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in cases]))
+            for seed, found in variant["missing"].items()}
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """The report of a study: a table per return pattern, further measurements, costs, failed runs, versions and machine."""
+    variants = result["variants"]
+    parts = [f"`{result['command']}`"]
+    for pattern in result["patterns"]:
+        parts.append(f"Return pattern {PATTERN_NAMES[pattern]}, percent, last epoch:\n\n" + _pattern_table(result, pattern))
+    parts.append(LEGEND.format(first=variants[0]["name"]))
+    if any(variant["missing"] for variant in variants):
+        parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
+                  + _missing_table(result, pattern) for pattern in result["patterns"]]
+    for what, table, legend, rows_of in (
+            ("Share of the kept patches that lie on the person, percent", _selection_table, SELECTION_LEGEND, _selector_rows),
+            ("Patches kept by slimming, complete triplets, percent", _slimming_table, SLIMMING_LEGEND, _first_stage)):
+        found = [one for variant in variants for one in variant["selection"].values() if rows_of(one)]
+        if found:
+            parts.append(f"{what}:\n\n{table(result)}")
+            # These two depend only on the images and the patch grid, so they are equal for all variants.
+            parts.append(legend.format(base_rate=100 * rows_of(found[0])[MODALITIES[0]]["base_rate"],
+                                       random_order=100 * found[0]["random_order"]))
+    parts.append(_cost_table(result))
+    if failures := [f"- {variant['name']}, seed {seed}: {error}"
+                    for variant in variants for seed, error in variant["failed"].items()]:
+        parts.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
+    return "\n\n".join([*parts, _provenance(result)]) + "\n"
+
+
+def _pattern_table(result: dict[str, Any], pattern: int) -> str:
+    first, rows = result["variants"][0], []
+    for variant in result["variants"]:
+        finished = sum(seed not in variant["failed"] for seed, records in variant["records"].items() if records)
+        row = [variant["name"], f"{finished} of {len(result['seeds'])}" if finished < len(result["seeds"]) else str(finished)]
+        for metric in METRICS:
+            values = final_metric(variant, pattern, metric)
+            row += [_spread(values.values()),
+                    *_difference(values, {} if variant is first else final_metric(first, pattern, metric))]
+        rows.append(row)
+    return _table(["variant", "seeds", *(header for m in METRICS for header in (m, f"Δ {m}", "Student's 95 %"))], rows)
+
+
+def _missing_table(result: dict[str, Any], pattern: int) -> str:
+    first, rows = result["variants"][0], []
+    for variant in result["variants"]:
+        values = [map_of_cases(variant, pattern, cases) for cases in CASE_GROUPS.values()]
+        mean_of_first = {} if variant is first else map_of_cases(first, pattern, CASE_GROUPS["mean of the six"])
+        rows.append([variant["name"], *(_spread(found.values()) for found in values), *_difference(values[-1], mean_of_first)])
+    headers = ["complete" if name == COMPLETE else f"{name} missing" if name in CASES else name for name in CASE_GROUPS]
+    return _table(["variant", *headers, "Δ of the mean", "Student's 95 %"], rows)
+
+
+def _selector_rows(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The selector's measures of complete triplets by modality; empty without one."""
+    return measured["cases"].get(COMPLETE, {})
+
+
+def _first_stage(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Those of slimming's first stage."""
+    return measured.get("stages", {}).get(FIRST_STAGE, {}).get(COMPLETE, {})
+
+
+def _slimming_table(result: dict[str, Any]) -> str:
+    """First stage, by day and night where that is known, and the recall of the last stage."""
+    rows = []
+    for variant in result["variants"]:
+        measured = [found for found in variant["selection"].values() if _first_stage(found)]
+        if not measured:
+            continue
+        row = [variant["name"]]
+        for measure in ("score", "recall", "kept"):
+            row.append(_spread(_mean(_first_stage(found), measure) for found in measured))
+            if measure != "kept":
+                row += [_spread(_mean(found["lights"][light][FIRST_STAGE], measure) for found in measured
+                                if light in found["lights"]) for light in ("day", "night")]
+        rows.append([*row, _spread(_mean(list(found["stages"].values())[-1][COMPLETE], "recall") for found in measured)])
+    return _table(["variant", "AP at the first stage", "by day", "by night", "recall at the first stage", "by day", "by night",
+                   "precision at the first stage", "recall at the last stage"], rows)
+
+
+def _mean(by_modality: dict[str, dict[str, float]], measure: str) -> float:
+    return 100 * float(np.mean([row[measure] for row in by_modality.values() if measure in row]))
+
+
+def _selection_table(result: dict[str, Any]) -> str:
+    rows = []
+    for variant in result["variants"]:
+        measured = [found for found in variant["selection"].values() if _selector_rows(found)]
+        for modality in MODALITIES if measured else ():
+            row = [variant["name"], modality]
+            for name, missing in (("kept", 0), ("kept", 1), ("kept", 2), *((n, 0) for n in ("score", "MLP", *MODALITIES))):
+                # A case holds the modalities that are present; the mean is over the cases with `missing` others absent.
+                cases = [[case[modality] for case in found["cases"].values()
+                          if modality in case and len(case) == len(MODALITIES) - missing] for found in measured]
+                row.append(_spread(100 * float(np.mean([case[name] for case in values]))
+                                   for values in cases if values and name in values[0]))
+            rows.append([*row, _spread((found["mean_global_cosine"][modality] for found in measured), 3)])
+    return _table(["variant", "modality", "kept", "kept, one other missing", "kept, both others missing", "AP score", "AP MLP",
+                   *(f"AP guide {modality}" for modality in MODALITIES), "cosine of two global features"], rows)
+
+
+def _cost_table(result: dict[str, Any]) -> str:
+    rows = []
+    for variant in result["variants"]:
+        seconds = (made["seconds"] for seed, made in variant["made_with"].items()
+                   if "seconds" in made and seed not in variant["failed"])
+        # Recorded variants with a training script of their own have none.
+        costs = (f"{variant['parameters']:,}", f"{variant['gmacs']:.3f}") if "gmacs" in variant else ("–", "–")
+        rows.append([variant["name"], *costs, _spread(seconds, 0)])
+    return _table(["variant", "parameters", "GMACs", "seconds per run"], rows)
+
+
+def _provenance(result: dict[str, Any]) -> str:
+    runs = _run_records(result)
+    machines = sorted({"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs})
+    versions = {name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
+                for name in (runs[0]["versions"] if runs else ())}
+    parts = {"commit": " and ".join(commits_of(result)), "machine": " and ".join(machines),
+             "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number)}
+    return "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
+
+
+def commits_of(result: dict[str, Any]) -> list[str]:
+    return sorted({(run["commit"] or "unknown")[:10] + (" with changes" if run["changed"] else "")
+                   for run in _run_records(result)})
+
+
+def _run_records(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [made for variant in result["variants"] for made in variant["made_with"].values()
+            if {"machine", "versions", "commit", "changed"} <= made.keys()]
+
+
+def _spread(values: Iterable[float], digits: int = 1) -> str:
+    found = np.array(list(values))
+    if not len(found):
+        return "–"
+    return f"{found.mean():.{digits}f}" + (f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else "")
+
+
+def _difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[str, str]:
+    if not (found := paired_difference(values, baseline)):
+        return "", ""
+    emphasis = "**" if found.is_beyond_noise else ""
+    bootstrap, student = (f"[{low:+.1f}, {high:+.1f}]" for low, high in (found.bootstrap, found.student))
+    return f"{emphasis}{found.mean:+.1f}{emphasis} {bootstrap}", student
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
+    return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
+
+
+def draw_results(result: dict[str, Any], path: Path) -> None:
+    """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
+    variants, patterns = result["variants"], result["patterns"]
+    size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
+    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axis, pattern in zip(axes[0], patterns, strict=True):
+        for row, variant in enumerate(variants):
+            values = list(final_metric(variant, pattern, "mAP").values())
+            axis.scatter(values, np.full(len(values), row), s=16, alpha=0.5, color="C0")
+            if values:
+                axis.errorbar(np.mean(values), row, xerr=_deviation(values), color="black", marker="|", markersize=16,
+                              capsize=3)
+                if row == 0:
+                    axis.axvline(np.mean(values), color="gray", linestyle=":", linewidth=1)
+        axis.set(xlabel="mAP (%): runs, mean ± standard deviation", title=f"return pattern {PATTERN_NAMES[pattern]}")
+    axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
+    axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
+    _save(figure, result, path)
+
+
+def draw_losses(result: dict[str, Any], path: Path) -> None:
+    """Training loss by epoch: a thin line per run, failed ones included, and a thick line for the mean of a variant."""
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    for index, variant in enumerate(result["variants"]):
+        curves = {seed: {record["epoch"]: record["loss"] for record in records if "loss" in record}
+                  for seed, records in variant["records"].items()}
+        for seed, curve in curves.items():
+            axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.35, linewidth=1)
+            if curve and seed in variant["failed"]:
+                axis.plot(*list(curve.items())[-1], marker="x", markersize=10, color=f"C{index}")
+        # Only epochs that all runs reach: the mean of the remaining runs would fall when one diverges and ends.
+        epochs = sorted(set.intersection(*map(set, curves.values())))
+        axis.plot(epochs, [np.mean([curve[epoch] for curve in curves.values()]) for epoch in epochs], color=f"C{index}",
+                  linewidth=2, marker=".", label=variant["name"])
+    has_failures = any(variant["failed"] for variant in result["variants"])
+    axis.set(xlabel="epoch", ylabel="training loss" + (" (× where a run failed)" if has_failures else ""))
+    axis.legend(fontsize=8)
+    _save(figure, result, path)
+
+
+def draw_costs(result: dict[str, Any], path: Path) -> None:
+    """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant."""
+    draw_against([variant.get("gmacs") for variant in result["variants"]], "GMACs of one triplet", result, path)
+
+
+def draw_against(costs: Sequence[float | None], meaning: str, result: dict[str, Any], path: Path) -> None:
+    """mAP of the last return pattern, mean ± standard deviation, against a cost of every variant that has one."""
+    pattern = result["patterns"][-1]
+    figure, axis = plt.subplots(figsize=(9, 5))
+    for index, (variant, cost) in enumerate(zip(result["variants"], costs, strict=True)):
+        values = list(final_metric(variant, pattern, "mAP").values())
+        if values and cost is not None:
+            axis.errorbar(cost, np.mean(values), yerr=_deviation(values), capsize=3, fmt="osD^v<>P"[index // 10],
+                          color=f"C{index % 10}", label=variant["name"])
+    axis.set(xlabel=meaning, ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, result, path)
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _save(figure: plt.Figure, result: dict[str, Any], path: Path) -> None:
+    for axis in figure.axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    figure.tight_layout()
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+    plt.close(figure)

@@ -1,0 +1,181 @@
+"""Features of one's own images from a checkpoint: `demo_sdtps.load`."""
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from huggingface_hub import PyTorchModelHubMixin
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
+from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.datasets.images import as_image
+from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
+from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones.base import Backbone
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint, stored_config
+from demo_sdtps.runtime.device import choose_device, compile_model
+
+ADVICE = "; replace it or leave it out."
+FEW = 256  # triplets up to which no loading processes are started
+BLANK = np.zeros((1, 1, 3), np.uint8)
+
+Item = Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
+Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
+
+UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
+"""Keys that name paths of the machine of the training, which `save_pretrained` leaves out."""
+
+
+def load(weight: str | Path, *opts: object, config_file: str | Path | None = None) -> "Extractor":
+    """An `Extractor` from a checkpoint of train_net.py, on the GPU if there is one.
+
+    `opts` are KEY VALUE pairs that override the checkpoint's configuration, such as "MODEL.DEVICE", "cpu" or "TEST.AMP",
+    "auto"; `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for a file that is missing,
+    cannot be read, or does not fit.
+    """
+    return make_extractor(load_cfg(config_file or stored_config(Path(weight)), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
+
+
+def make_extractor(cfg: CfgNode) -> "Extractor":
+    """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
+    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
+    load_weights(cfg, extractor.model, checkpoint)
+    return extractor
+
+
+class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", license="mit", tags=["re-identification"]):
+    """Features of triplets of images, by a trained model: `features`.
+
+    `settings` is the configuration as YAML, the text that a checkpoint has. `widths` has the columns D of a feature by return
+    pattern, `cameras` is the number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights
+    and configuration (safetensors and JSON), from which `Extractor.from_pretrained` makes an equal one, as from a repository of
+    the Hugging Face hub, to which `push_to_hub` uploads it. Raises `UserError` for a configuration that is not valid or that
+    reads foreground masks.
+    """
+
+    def __init__(self, settings: str = "", num_class: int = 0, camera_num: int = 0):
+        super().__init__()
+        if not settings:  # `from_pretrained` passes what config.json has
+            raise UserError("There is no configuration of the model; give a folder or a repository that save_pretrained or "
+                            "push_to_hub has written, with its config.json.")
+        self.cfg = load_cfg(StoredText(Path("config.json"), settings))
+        if reads_masks(self.cfg, training=False):
+            raise UserError(f"MODEL.SLIM_SCORE is {self.cfg.MODEL.SLIM_SCORE!r}, which reads foreground masks; own images have "
+                            "none, so use a model with another score.")
+        self.model = make_model(self.cfg, num_class, camera_num).eval()
+        if self.cfg.MODEL.COMPILE:
+            compile_model(self.model, choose_device(self.cfg))
+        embedding = self.model.backbone.camera_embedding
+        self.cameras = 0 if embedding is None else len(embedding)
+        whole = torch.empty(0, sum(self.model.widths.values()))
+        self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
+
+    def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, pattern: int = 3,
+                 camera: int | Sequence[int] | None = None, normalise: bool = True) -> np.ndarray:
+        """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
+
+        Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
+        (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
+        modality or for an image of it, is a missing one. `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera`
+        (one, or n) is counted from 0 as in training; None, for images of any other camera, takes the mean of the cameras'
+        embeddings. With the camera given, features are those of tools/export_features.py.
+
+        Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
+        unknown pattern or camera, and features that are not finite.
+        """
+        if pattern not in RETURN_PATTERNS:
+            raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
+        triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})
+        cameras = self._cameras(camera, len(triplets))
+        self.to(choose_device(self.cfg))
+        found = np.empty((len(triplets), self.widths[pattern]), np.float32)
+        by_case: dict[frozenset[str], list[int]] = defaultdict(list)
+        for number, triplet in enumerate(triplets):
+            by_case[frozenset(name for name, item in zip(MODALITIES, triplet, strict=True) if item is None)].append(number)
+        with mean_camera(self.model.backbone):
+            for missing, numbers in by_case.items():
+                loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
+                (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
+                found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
+        return found
+
+    def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
+        """`camera` as a list of `count`; None is the camera of `mean_camera`."""
+        found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
+        if len(found) != count:
+            raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
+        last = f" to {self.cameras - 1}" if self.cameras else ""
+        for label in found:
+            if label is not None and not (isinstance(label, Integral) and 0 <= int(label) < (self.cameras or int(label) + 1)):
+                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0{last}, or None for any other "
+                                "camera.")
+        return [self.cameras if label is None else int(label) for label in found]
+
+    def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
+        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
+                               decode=_decode)
+        cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
+        return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+
+
+@contextmanager
+def mean_camera(backbone: Backbone) -> Iterator[None]:
+    """Inside, `backbone` has one more camera, the last, whose embedding is the mean of the others."""
+    embedding = backbone.camera_embedding
+    try:
+        if embedding is not None:
+            backbone.camera_embedding = nn.Parameter(torch.cat([embedding, embedding.mean(dim=0, keepdim=True)]).detach())
+        yield
+    finally:
+        backbone.camera_embedding = embedding
+
+
+def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
+    """Items of RGB, NI and TI by triplet. Raises `UserError` where their numbers differ or a triplet has none."""
+    lists = {name: _as_list(items) for name, items in given.items() if items is not None}
+    if not lists:
+        raise UserError("There is no image: rgb, ni and ti are all None; give at least one of them.")
+    counts = {name: len(items) for name, items in lists.items()}
+    if not any(counts.values()):
+        raise UserError(f"There is no image: {' and '.join(lists)} are empty; give at least one triplet.")
+    count = next(iter(counts.values()))
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{number} of {name}" for name, number in counts.items())
+        raise UserError(f"The numbers of images differ: {told}; give as many of each modality, None for a missing image.")
+    triplets = list(zip(*(lists.get(name, [None] * count) for name in given), strict=True))
+    for number, triplet in enumerate(triplets):
+        if all(item is None for item in triplet):
+            raise UserError(f"Triplet {number} (counted from 0) has no image: rgb, ni and ti are all None; give one or leave "
+                            "the triplet out.")
+    return triplets
+
+
+def _as_list(items: Items) -> list[Item]:
+    """One item or many as a list."""
+    if isinstance(items, (str, Path, Image.Image)):
+        return [items]
+    if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
+        items = list(items.flat)
+    is_single = isinstance(items, (np.ndarray, torch.Tensor)) and items.ndim < 4
+    if not is_single and not isinstance(items, Iterable):
+        raise UserError(f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them.")
+    return [items] if is_single else list(items)
+
+
+def _decode(triplet: tuple[Item, ...]) -> tuple[torch.Tensor, ...]:
+    """Images uint8 (3, H, W); a missing one, which the model does not look at, is a black pixel."""
+    return tuple(as_image(BLANK if item is None else item, ADVICE) for item in triplet)

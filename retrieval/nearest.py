@@ -1,0 +1,124 @@
+"""The nearest gallery samples of queries: exact, from candidates, and re-ranked (docs/search.md).
+
+Shapes: Q queries, n gallery samples, features (…, D) float32 of length 1. Distances are those of the evaluation, squared
+Euclidean ones, computed in float64 for the samples that are shown: samples of equal features have equal distances from a query,
+wherever they lie, and are ordered by name.
+"""
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.retrieval.store import Stack
+from demo_sdtps.runtime.progress import progress
+
+COLUMNS = ("query", "rank", "gallery", "distance")
+SPARE = 16  # candidates beyond those that are asked for, at least
+ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
+BLOCK_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
+
+
+class Hits(NamedTuple):
+    """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
+
+    rows: np.ndarray
+    distances: np.ndarray
+
+
+def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+    """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
+
+    faiss finds candidates; they are enough where the last of them is beyond the last hit by more than faiss's rounding, and
+    more are asked for otherwise, so ties at the last rank are decided by name too.
+    """
+    hits = _no_hits(len(queries), top)
+    left, count = np.arange(len(queries)), max(2 * top, top + SPARE)
+    while len(left):
+        count = min(count, len(gallery))
+        rough, rows = _flat(queries[left], gallery, count)
+        found = ranked(queries[left], gallery, names, rows, top)
+        enough = (rough[:, -1] - ROUNDING > found.distances[:, -1]) | (count == len(gallery))
+        for whole, part in zip(hits, found, strict=True):
+            whole[left] = part
+        left, count = left[~enough], 2 * count
+    return hits
+
+
+def among(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int,
+          candidates: Callable[[np.ndarray, int], np.ndarray], count: int) -> Hits:
+    """`nearest` of `count` candidate rows that a function of queries and count gives, (Q, count) int64, -1 for none.
+
+    Queries with fewer than `top` candidates are compared with the whole gallery.
+    """
+    hits = ranked(queries, gallery, names, candidates(queries, count), top)
+    short = np.flatnonzero(hits.rows[:, -1] < 0)
+    for whole, part in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
+        whole[short] = part
+    return hits
+
+
+def ranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int) -> Hits:
+    """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
+    return _ordered(rows, distances(queries, gallery, rows), names, top)
+
+
+def reranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int) -> Hits:
+    """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
+    found = np.empty(hits.rows.shape)
+    for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
+        order = rows.argsort()
+        features = torch.from_numpy(gallery.take(rows[order]))
+        found[number, order] = k_reciprocal(torch.from_numpy(queries[number:number + 1]), features)[0].numpy()
+    return _ordered(hits.rows, found.astype(np.float32), names, top)
+
+
+def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
+    found = np.full(rows.shape, np.inf, np.float32)
+    size = max(1, BLOCK_ELEMENTS // (rows.shape[1] * queries.shape[1]))
+    for start in range(0, len(rows), size):
+        wanted, place = np.unique(rows[start:start + size].clip(0), return_inverse=True)
+        features = gallery.take(wanted).astype(np.float64)
+        for number, own in enumerate(place.reshape(-1, rows.shape[1]), start):
+            found[number] = np.square(features[own] - queries[number]).sum(axis=1)
+    return np.where(rows < 0, np.float32(np.inf), found)
+
+
+def write_csv(path: Path, queries: Sequence[str], found: Sequence[Sequence[str]], distances: np.ndarray) -> None:
+    """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries and hits."""
+    # A file name may have bytes that are not UTF-8, which are written as they are.
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
+            writer.writerows((query, rank, hit, f"{distance:.6f}")
+                             for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
+
+
+def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """faiss's exact search: the `count` smallest distances (Q, count) by its rounding, ascending, and their rows."""
+    import faiss
+
+    heap = faiss.ResultHeap(len(queries), count)
+    for start, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
+        found, rows = faiss.knn(queries, block, min(count, len(block)))
+        heap.add_result(found, rows + start)
+    heap.finalize()
+    return heap.D, heap.I
+
+
+def _ordered(rows: np.ndarray, found: np.ndarray, names: Sequence[str], top: int) -> Hits:
+    """The `top` first of each line of candidates (Q, count) with distances `found`, by distance, then by name."""
+    hits = _no_hits(len(rows), top)
+    for number, (line, values) in enumerate(zip(rows.tolist(), found, strict=True)):
+        order = sorted(range(len(line)), key=lambda place: (values[place], names[line[place]]))[:top]
+        hits.rows[number], hits.distances[number] = rows[number, order], values[order]
+    return hits
+
+
+def _no_hits(queries: int, top: int) -> Hits:
+    return Hits(np.full((queries, top), -1, np.int64), np.full((queries, top), np.inf, np.float32))

@@ -1,0 +1,172 @@
+"""Device, precision, seed, inference mode, compilation, log."""
+import logging
+import math
+import os
+import random
+import shutil
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm.contrib.logging import logging_redirect_tqdm
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.runtime.distributed import env_world_size, local_rank
+
+LONGEST = math.sqrt(torch.finfo(torch.float32).max) / 2
+"""Length of features up to which their squared distances are float32; much longer ones are normalised to zeros."""
+ADVICE = "; the weights are damaged or their training diverged: use other weights, or train with a lower SOLVER.BASE_LR."
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
+
+
+def choose_device(cfg: CfgNode) -> torch.device:
+    """MODEL.DEVICE as a device; auto is CUDA where available. Raises `UserError` for a GPU that does not exist."""
+    name = cfg.MODEL.DEVICE
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank() if env_world_size() > 1 else int(cfg.MODEL.DEVICE_ID)}"
+    elif name != "cpu" and env_world_size() > 1:
+        raise UserError(f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto.")
+    device = torch.device(name)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: this machine has "
+                        f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
+                        "another GPU.")
+    return device
+
+
+def free_gpu_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on a GPU, those that torch keeps included."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:
+    """The dtype for a value of SOLVER.AMP or TEST.AMP on a device, None for float32 (docs/method.md).
+
+    auto: bfloat16 where the hardware supports it (AMX or AVX512-BF16 on CPUs, GPUs from Ampere on), float16 on older GPUs.
+    """
+    if mode == "auto" and device.type == "cuda":
+        mode = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
+    elif mode == "auto":
+        # The names of the probes differ between versions of torch; a missing one counts as no.
+        probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        mode = "bf16" if any(getattr(torch.cpu, probe, bool)() for probe in probes) else "off"
+    return DTYPES[mode]
+
+
+def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager:
+    """Mixed precision in `precision`; None disables it."""
+    return torch.autocast(device.type, dtype=precision, enabled=precision is not None)
+
+
+@contextmanager
+def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
+    """Inside, `model` is in evaluation mode without gradients, with backbone weights cast to `precision`, if given."""
+    backbone = model.backbone
+    with evaluating(model):
+        try:
+            model.backbone = backbone.cast_for_inference(precision) if precision else backbone
+            yield
+        finally:
+            model.backbone = backbone
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` is in evaluation mode, without gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
+    if not _all(tensor.isfinite() for tensor in tensors):
+        raise UserError(f"{what} are not finite{ADVICE}")
+
+
+def check_features(what: str, features: Collection[torch.Tensor]) -> None:
+    """Raise `UserError` where features (…, D), `what` in the sentence, are not finite, or longer than LONGEST."""
+    check_finite(what, features)
+    if not _all(torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) <= LONGEST for part in features):
+        raise UserError(f"{what} are too large to be normalised or compared, as their squares overflow float32{ADVICE}")
+
+
+def _all(conditions: Iterable[torch.Tensor]) -> bool:
+    """Whether all are true everywhere; a GPU is waited for once."""
+    found = [condition.all() for condition in conditions]
+    return not found or bool(torch.stack(found).all())
+
+
+def compile_model(model: DeMo, device: torch.device) -> None:
+    """Compile the model's backbone on `device` (MODEL.COMPILE). Raises `UserError` without the C++ compiler that CPUs need."""
+    missing = missing_for_compilation() if device.type == "cpu" else None
+    if missing:
+        raise UserError(f"MODEL.COMPILE is True, but there is no {missing}, which torch.compile needs on a CPU; install it, or "
+                        "set MODEL.COMPILE to False.")
+    model.backbone.compile_blocks()
+
+
+def missing_for_compilation() -> str | None:
+    """What torch.compile needs on a CPU and this machine lacks, None if nothing."""
+    if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        return "C++ compiler (g++ or clang++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h (the headers of Python, python3-dev in Debian)"
+    return None
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch on all devices; with a GPU also ask for deterministic algorithms."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        # Otherwise cuBLAS and the backward of fused attention may sum in a different order each time.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward
+        # A kernel for every new tensor, which nothing reads before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its class
+
+
+@contextmanager
+def deterministic_backward() -> Iterator[None]:
+    """Inside, what `set_seed` asks for on a GPU is enforced: `RuntimeError` for an operation that cannot be deterministic.
+
+    Where that is a warning only, torch's fused attention keeps its backward whose sums have no fixed order.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error" if before else "default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def log_to(path: Path) -> AbstractContextManager:
+    """Log to the console, around progress bars, and append to the file at `path`."""
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.FileHandler):  # an earlier run of this process
+            root.removeHandler(handler)
+            handler.close()
+    if not root.handlers:
+        root.addHandler(logging.StreamHandler())
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root.addHandler(file)
+    logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
+    return logging_redirect_tqdm()

@@ -1,0 +1,1 @@
+"""Training: the loop, its output folder, checkpoints and exact resume."""

@@ -1,0 +1,68 @@
+"""OUTPUT_DIR during a run."""
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.runtime.device import log_to
+from demo_sdtps.runtime.distributed import all_gather_object, is_main
+from demo_sdtps.runtime.files import LOCK, atomic_write, check_apart, locked
+from demo_sdtps.training.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output
+from demo_sdtps.training.record import track_run
+from demo_sdtps.training.resume import Resumed
+from demo_sdtps.training.stop import Stopped
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked_output(cfg: CfgNode, inputs: Iterable[str | Path]) -> Iterator[None]:
+    """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
+
+    Raises `UserError` where another run does, where the folder cannot be written and where it lies in one of the `inputs`.
+    """
+    output = Path(cfg.OUTPUT_DIR)
+    if not is_main():
+        yield
+        return
+    check_apart(f"OUTPUT_DIR {output}", output, inputs)
+    with locked(output / LOCK, f"OUTPUT_DIR {output}"):
+        yield
+
+
+@contextmanager
+def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
+    """OUTPUT_DIR with configuration, log and record of the run in the context.
+
+    `Stopped` ends the context without an error, and after Ctrl-C as `KeyboardInterrupt`. Files of an earlier run are replaced,
+    unless it is resumed. Only the main process writes. Raises `UserError`.
+    """
+    output = Path(cfg.OUTPUT_DIR)
+    all_gather_object(None)  # wait: another process may still read what is replaced
+    try:
+        if not is_main():
+            yield output
+            return
+        if not resumed:
+            make_output(output)
+        elif resumed.path.name == PREVIOUS and (output / LAST).exists():
+            # The next save would otherwise keep it as the previous checkpoint, in place of the good one.
+            os.replace(output / LAST, output / DAMAGED)
+        with atomic_write(output / CONFIG) as temporary:
+            temporary.write_text(cfg.dump(), encoding="utf-8")
+        with log_to(output / LOG), track_run(output, cfg, device, resumed):
+            if resumed:
+                for warning in resumed.warnings:
+                    logger.warning("%s", warning)
+                logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
+            yield output
+            logger.info("the run is in %s", output)
+    except Stopped as stopped:
+        logger.info("stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
+                    stopped.args[0] or "a signal to another process", output)
+        if stopped.args[0] == "SIGINT":
+            raise KeyboardInterrupt from None

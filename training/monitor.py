@@ -1,0 +1,117 @@
+"""Monitors of a training: epoch means, waiting time, and losses that are no longer finite."""
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from demo_sdtps.config import UserError
+from demo_sdtps.runtime.transfer import CPUCopy
+
+RECENT = 5  # finite losses that the error reports
+LAG = 2  # steps after which a loss is read, when a GPU has computed it
+
+Loaded = TypeVar("Loaded")
+
+
+@dataclass
+class Meter:
+    """Means over the samples of an epoch, and the time that was spent waiting for data."""
+
+    totals: dict[str, torch.Tensor] = field(default_factory=dict)
+    seen: int = 0
+    waited: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def update(self, count: int, **totals: torch.Tensor) -> None:
+        """Add a batch of `count` samples, given sums over the batch."""
+        # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
+        for name, total in totals.items():
+            # A mean that an epoch resumed from an older checkpoint lacks starts with the next epoch.
+            if name in self.totals or not self.seen:
+                self.totals[name] = self.totals.get(name, 0.0) + total.detach()
+        self.seen += count
+
+    def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
+        """The same batches; the time until each arrives counts as waited."""
+        iterator = iter(loaded)
+        while True:
+            asked = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def means(self) -> dict[str, float]:
+        """Means over the samples so far, by name; waits for a GPU."""
+        return Means(self).values()
+
+    def speed(self) -> tuple[float, float]:
+        """Samples per second, and the share of the time that was spent waiting for data."""
+        seconds = time.perf_counter() - self.started
+        return self.seen / seconds, self.waited / seconds
+
+    def state(self) -> dict[str, object]:
+        """The input of `from_state`."""
+        return {"totals": self.totals, "seen": self.seen, "waited": self.waited,
+                "seconds": time.perf_counter() - self.started}
+
+    @classmethod
+    def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
+        """The meter that gave `state`, with its sums on `device`."""
+        totals = {name: total.to(device) for name, total in state["totals"].items()}
+        return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
+
+
+class Means:
+    """The means of a `meter` at this moment, copied from a GPU asynchronously."""
+
+    def __init__(self, meter: Meter):
+        self.names, self.seen = list(meter.totals), meter.seen
+        totals = [total.double() for total in meter.totals.values()]
+        self.copy = CPUCopy(torch.stack(totals) if totals else torch.empty(0))
+
+    def is_ready(self) -> bool:
+        """Whether `values` returns at once."""
+        return self.copy.is_ready()
+
+    def values(self) -> dict[str, float]:
+        """By name; waits until they are ready."""
+        return {name: total / self.seen for name, total in zip(self.names, self.copy.wait().tolist(), strict=True)}
+
+
+class LossMonitor:
+    """Raises `UserError` for the first loss that is not finite, with its step.
+
+    Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and read
+    `LAG` steps later; the error still names the loss's own step. `flush`, which must be called before a checkpoint is written,
+    waits for all copies.
+    """
+
+    def __init__(self):
+        self.pending: deque[tuple[int, int, CPUCopy]] = deque()
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, epoch: int, step: int, loss: torch.Tensor) -> None:
+        """Add the loss of a step, counted from 1, and check that of `LAG` steps before."""
+        self.pending.append((epoch, step, CPUCopy(loss)))
+        if len(self.pending) > LAG:
+            self._check()
+
+    def flush(self) -> None:
+        """Check all losses."""
+        while self.pending:
+            self._check()
+
+    def _check(self) -> None:
+        epoch, step, copy = self.pending.popleft()
+        loss = float(copy.wait())
+        if not math.isfinite(loss):
+            before = ", ".join(f"{finite:.4g}" for finite in self.recent) or "none"
+            raise UserError(f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
+                            "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off.")
+        self.recent.append(loss)
