@@ -21,8 +21,9 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, positive_int, print_lines, run
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.reports.study import draw_against, final_metric, read_result
-from demo_sdtps.runtime.device import choose_device, choose_precision, inference
+from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.record import machine

@@ -20,9 +20,10 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
-from demo_sdtps.runtime.device import autocast, choose_device, choose_precision, inference
+from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.training.optim import make_optimizer
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's

@@ -24,9 +24,10 @@ from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.modeling.slimming import Slimming
-from demo_sdtps.runtime.device import choose_device, inference
+from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer
 
 DENSE = "dense"

@@ -1,8 +1,9 @@
 """Configuration: a schema of all keys, and the loading of a checked CfgNode from a file and the command line."""
 from typing import TYPE_CHECKING
 
-from demo_sdtps.config.common import MISSING_CASES, MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES, RETURN_PATTERNS
 from demo_sdtps.lazy import lazy_names
+from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from demo_sdtps.config.load import get_cfg, load_cfg, with_values

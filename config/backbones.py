@@ -1,5 +1,6 @@
 """Which backbones MODEL.TRANSFORMER_TYPE can name, and where the class of each is."""
-from demo_sdtps.config.common import CLIP_BACKBONE, UserError, nearest
+from demo_sdtps.config.common import CLIP_BACKBONE
+from demo_sdtps.runtime.errors import UserError, nearest
 
 NAMED = {CLIP_BACKBONE: "clip.CLIP"}  # backbones by name: file and class in modeling/backbones
 

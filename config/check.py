@@ -4,8 +4,9 @@ import re
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
-from demo_sdtps.config.common import CLIP_BACKBONE, HUB, UserError
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB
 from demo_sdtps.config.scores import reads_masks, score_entry
+from demo_sdtps.runtime.errors import UserError
 
 
 def check_cfg(cfg: CfgNode) -> None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError, is_out_of_memory
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
+from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"

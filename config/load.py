@@ -9,9 +9,9 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
-from demo_sdtps.config.common import UserError, nearest
 from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schema
 from demo_sdtps.config.scores import check_stored_score
+from demo_sdtps.runtime.errors import UserError, nearest
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
                      "a checkpoint of SEPS belongs to test_seps.py")

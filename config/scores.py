@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest
 
 
 class ScoreEntry(NamedTuple):

@@ -6,8 +6,8 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import nearest
 from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
+from demo_sdtps.runtime.errors import nearest
 
 NAMES = (
     "RGBNT201",

@@ -3,7 +3,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -200,3 +200,13 @@ def _keep_loading(worker: int) -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if getattr(signal, name, None) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:  # as under nohup
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
+
+
+def dataset_of(loader: DataLoader) -> Any:
+    """The data set of a training loader, which has `len` and the `files` of a sample; DataLoader's type hides both."""
+    return loader.dataset
+
+
+def sampler_of(loader: DataLoader) -> EpochBatchSampler:
+    """The batch sampler of a training loader; DataLoader's type hides its class."""
+    return cast(EpochBatchSampler, loader.batch_sampler)

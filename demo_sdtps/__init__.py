@@ -1,6 +1,6 @@
 """Multi-modal re-identification: DeMo, and SDTPS, which selects and aggregates its patch tokens. docs/api.md has the names.
 
-The parts stand at the top of a checkout (config, datasets, engine, modeling, …), linked into this folder, and are imported as
+The parts stand at the top of a checkout (config, datasets, modeling, training, …), linked into this folder, and are imported as
 demo_sdtps.config and so on. A name here is imported when it is first asked for, so that demo_sdtps.modeling.sdtps needs torch
 alone.
 """

@@ -11,8 +11,8 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
 from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.inference import check_finite
 from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
-from demo_sdtps.runtime.device import check_finite
 
 
 class Maps(NamedTuple):

@@ -12,7 +12,8 @@ from demo_sdtps.datasets import Sample, data_folders, read_splits, reader_of
 from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
-from demo_sdtps.runtime.device import choose_device, compile_model, set_seed
+from demo_sdtps.modeling.inference import compile_model
+from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MISSING_CASES
-from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.datasets.loaders import batches, dataset_of
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.runtime.device import check_features, choose_precision, inference
+from demo_sdtps.modeling.inference import check_features, inference
+from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.distributed import all_gather_rows
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
-from demo_sdtps.training.state import dataset_of
 
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""

@@ -12,8 +12,8 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.scores.base import Context
-from demo_sdtps.runtime.device import inference
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",

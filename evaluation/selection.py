@@ -13,8 +13,8 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.inference import check_features, check_finite
 from demo_sdtps.modeling.scores.base import ByModality, Context, Selection
-from demo_sdtps.runtime.device import check_features, check_finite
 from demo_sdtps.runtime.progress import progress
 
 SHARES = ("base_rate", "kept", "recall")

@@ -10,8 +10,9 @@ from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import read_json
-from demo_sdtps.training.output import METRICS
 
+METRICS = "metrics.json"
+"""Name of the file in OUTPUT_DIR with a record of each epoch."""
 RANKS = (1, 5, 10)
 MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18

@@ -25,7 +25,8 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint, stored_config
-from demo_sdtps.runtime.device import choose_device, compile_model
+from demo_sdtps.modeling.inference import compile_model
+from demo_sdtps.runtime.device import choose_device
 
 ADVICE = "; replace it or leave it out."
 FEW = 256  # triplets up to which no loading processes are started

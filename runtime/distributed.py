@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
 from demo_sdtps.runtime.collectives import gather, sum_of_all, synchronise
+from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 
 Item = TypeVar("Item")

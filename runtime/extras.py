@@ -2,7 +2,7 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from demo_sdtps.config.common import UserError
+from demo_sdtps.runtime.errors import UserError
 
 
 def check_extra(what: str, extra: str, packages: Mapping[str, str]) -> None:

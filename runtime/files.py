@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from demo_sdtps.config.common import UserError
+from demo_sdtps.runtime.errors import UserError
 
 LOCK = ".demo_sdtps.lock"
 """Name of a folder's lock file."""

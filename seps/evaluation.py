@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.modeling.checkpoint import fill_model, read_weights_file
-from demo_sdtps.runtime.device import check_features, check_finite, evaluating
+from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
 from demo_sdtps.runtime.distributed import (
     all_gather_parts,
     all_gather_rows,

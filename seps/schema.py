@@ -7,9 +7,10 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_device
-from demo_sdtps.config.common import RANDOM_WEIGHTS, UserError, nearest
+from demo_sdtps.config.common import RANDOM_WEIGHTS
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
+from demo_sdtps.runtime.errors import UserError, nearest
 
 
 def _shared(name: str, **changed: Any) -> Key:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from yacs.config import CfgNode
 
+from demo_sdtps.datasets.loaders import sampler_of
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
@@ -24,7 +25,6 @@ from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.training.digest import digest_data
 from demo_sdtps.training.optim import grouped
 from demo_sdtps.training.resume import Resumed
-from demo_sdtps.training.state import sampler_of
 from demo_sdtps.training.trainer import Evaluation, Trainer
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")

@@ -16,7 +16,7 @@ import torch
 from numeric import assert_close
 from tiny import ENCODER, PIFE, exact, random_images, tiny_model
 
-from demo_sdtps.runtime.device import compile_model, inference
+from demo_sdtps.modeling.inference import compile_model, inference
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.inference import inference, missing_for_compilation
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained, resize_position
-from demo_sdtps.runtime.device import inference, missing_for_compilation
 from demo_sdtps.training.optim import make_optimizer
 
 DINOV2, REGISTERS = "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"

@@ -31,9 +31,10 @@ from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
+from demo_sdtps.modeling.inference import compile_model, inference
 from demo_sdtps.modeling.weights import from_demo, to_demo
 from demo_sdtps.runtime import device as runtime
-from demo_sdtps.runtime.device import autocast, compile_model, inference
+from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 
 SIZE = (48, 32)

@@ -17,7 +17,8 @@ from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.runtime.device import DTYPES, autocast, compile_model, missing_for_compilation
+from demo_sdtps.modeling.inference import compile_model, missing_for_compilation
+from demo_sdtps.runtime.device import DTYPES, autocast
 from demo_sdtps.training.reid import ReIDTrainer
 from demo_sdtps.training.trainer import Trainer
 

@@ -12,8 +12,8 @@ from weight_files import save_safetensors
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.modeling.checkpoint import read_checkpoint, stored_config
+from demo_sdtps.modeling.inference import check_features
 from demo_sdtps.modeling.pretrained import read_weights
-from demo_sdtps.runtime.device import check_features
 
 FILE = ("--weight", "{folder}/w.pth")
 NORM = "backbone.vit.norm.weight"

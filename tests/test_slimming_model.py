@@ -16,11 +16,11 @@ from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.inference import compile_model, inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.scores import maps
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.maps import Position
-from demo_sdtps.runtime.device import compile_model, inference
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)

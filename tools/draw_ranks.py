@@ -13,7 +13,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.config.common import nearest as suggestion
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
 from demo_sdtps.evaluation.extraction import extract_features
@@ -21,6 +20,7 @@ from demo_sdtps.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
 from demo_sdtps.reports.analysis import rank_lists, ranked
 from demo_sdtps.reports.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.runtime.errors import nearest as suggestion
 
 BEST = 10
 

@@ -20,9 +20,10 @@ from demo_sdtps.evaluation.selection import check_context, check_selection
 from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.scores.base import ByModality
 from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
-from demo_sdtps.runtime.device import choose_precision, inference
+from demo_sdtps.runtime.device import choose_precision
 
 DROPPED, OPACITY = (96, 88, 148), 0.75  # cover of a dropped patch: a colour that is visible on a black night image too
 

@@ -19,7 +19,7 @@ from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.masks import mask_path
-from demo_sdtps.datasets.segmenters import CLASSES, SIDES, Segmenter, make_segmenter
+from demo_sdtps.modeling.segmenters import CLASSES, SIDES, Segmenter, make_segmenter
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress

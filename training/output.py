@@ -6,11 +6,12 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.runtime.distributed import is_main
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.training.tracking import wandb_run
 
-METRICS, LAST, PREVIOUS, BEST = "metrics.json", "last.pth", "last.previous.pth", "best.pth"
+LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
 DAMAGED = "last.damaged.pth"  # a damaged last.pth, where the run was resumed from the previous checkpoint
 OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG, DAMAGED)

@@ -10,21 +10,21 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import Sample, identity_labels, read_splits
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
+from demo_sdtps.datasets.loaders import Batch, batches, sampler_of, train_loader, triplet_files
 from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.heads import TrainingOutput
+from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
-from demo_sdtps.runtime.device import autocast, compile_model, set_seed
+from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.digest import digest_data
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.training.resume import Resumed
-from demo_sdtps.training.state import sampler_of
 from demo_sdtps.training.trainer import PART, Evaluation, Trainer
 
 

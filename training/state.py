@@ -1,13 +1,10 @@
 """The state of a training: everything that the next step depends on, as plain tensors, numbers and texts."""
 import random
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
-
-from demo_sdtps.datasets.samplers import EpochBatchSampler
 
 STATE = ("model", "epoch", "config", "step", "best", "records", "meter", "optimizers", "scaler", "random")
 """Entries of last.pth that resuming needs: `epoch` epochs are done, and `step` steps of the next.
@@ -34,13 +31,3 @@ def set_random_states(states: Mapping) -> None:
     if torch.cuda.is_available():
         for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
-
-
-def dataset_of(loader: DataLoader) -> Any:
-    """The data set of a training loader, which has `len` and the `files` of a sample; DataLoader's type hides both."""
-    return loader.dataset
-
-
-def sampler_of(loader: DataLoader) -> EpochBatchSampler:
-    """The batch sampler of a training loader; DataLoader's type hides its class."""
-    return cast(EpochBatchSampler, loader.batch_sampler)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
+from demo_sdtps.datasets.loaders import sampler_of
 from demo_sdtps.modeling.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.modeling.weights import current_names
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
@@ -24,7 +25,7 @@ from demo_sdtps.training.digest import DIGEST
 from demo_sdtps.training.monitor import LossMonitor, Means, Meter
 from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
 from demo_sdtps.training.resume import Resumed
-from demo_sdtps.training.state import random_states, sampler_of, set_random_states
+from demo_sdtps.training.state import random_states, set_random_states
 from demo_sdtps.training.stop import Stopped, StopRequest
 
 Model = TypeVar("Model", bound=nn.Module)

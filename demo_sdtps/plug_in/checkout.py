@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from demo_sdtps.config.common import UserError
+from demo_sdtps.runtime.errors import UserError
 
 
 class Checkout:

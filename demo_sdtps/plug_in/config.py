@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import UserError
 from demo_sdtps.config.schema import KEYS
+from demo_sdtps.runtime.errors import UserError
 
 ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_")))
 """The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from demo_sdtps.config.common import MODALITIES, UserError
+from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.plug_in.checkout import Checkout
+from demo_sdtps.runtime.errors import UserError
 
 RANKING = ("eval_func", "eval_func_msrv", "re_ranking")
 """Functions of utils.metrics."""

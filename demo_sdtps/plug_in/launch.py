@@ -13,10 +13,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from demo_sdtps.config.common import UserError
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
 from demo_sdtps.plug_in.patch import BY_HAND, patch
+from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

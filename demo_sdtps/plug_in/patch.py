@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS, UserError
+from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values
 from demo_sdtps.plug_in.patched import Patched, make_patched
+from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode

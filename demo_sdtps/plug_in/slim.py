@@ -19,11 +19,12 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from demo_sdtps.config.check import check_stages
-from demo_sdtps.config.common import MISSING_CASES, MODALITIES, UserError
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.slimming import Slimming
 from demo_sdtps.plug_in.patched import Patched, make_patched
+from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,20 @@
+"""`UserError`, and what sentences about errors share."""
+import difflib
+import re
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in the user's configuration, data or weights: one sentence that names the thing, what is wrong with it and
+    what to do. Commands print it without a stack trace and exit with code 2."""
+
+
+def nearest(value: object, known: Iterable[object]) -> str:
+    """"; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
+    near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch is the lack of memory of the CPU or a GPU; torch has no type for the CPU's."""
+    return isinstance(error, MemoryError) or bool(re.search("out of memory|can't allocate memory", str(error)))
