@@ -29,11 +29,11 @@ from tiny import (
 import demo_sdtps.modeling.backbones.base as backbone_module
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg
+from demo_sdtps.modeling import inference as inference_module
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.inference import compile_model, inference
 from demo_sdtps.modeling.weights import from_demo, to_demo
-from demo_sdtps.runtime import device as runtime
 from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 
@@ -45,8 +45,8 @@ CPU = torch.device("cpu")
 LEAF = re.compile("(weight|bias)$")
 IN_THE_COMPILER = pytest.mark.filterwarnings("default")
 """Torch's compiler warns of what it does itself."""
-COMPILES = pytest.mark.skipif(runtime.missing_for_compilation() is not None,
-                              reason=f"there is no {runtime.missing_for_compilation()}")
+COMPILES = pytest.mark.skipif(inference_module.missing_for_compilation() is not None,
+                              reason=f"there is no {inference_module.missing_for_compilation()}")
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +248,13 @@ def test_compiled_equals_eager_in_training_and_evaluation():
 
 
 def test_a_missing_compiler_is_reported(monkeypatch):
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: None)
+    monkeypatch.setattr(inference_module.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no C\+\+ compiler"):
         compile_model(tiny_model(), CPU)
 
 
 def test_missing_headers_of_python_are_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
-    monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(inference_module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(inference_module.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match=r"MODEL\.COMPILE is True, but there is no Python\.h"):
         compile_model(tiny_model(), CPU)

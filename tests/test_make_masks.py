@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from commands import CONFIG, ONE_LINE, contents
-from demo_sdtps.datasets.segmenters import largest_instance, make_segmenter
 from layouts import WRITERS
 from PIL import Image
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskrcnn_resnet50_fpn_v2
@@ -16,6 +15,7 @@ from triplets import config
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.modeling.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
 
 FUNCTIONS = """
