@@ -72,9 +72,3 @@ class Page:
 
     def errors(self):
         return [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-def wait_until(condition, seconds=10):
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    WebDriverWait(None, seconds).until(lambda _: condition())

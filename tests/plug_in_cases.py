@@ -39,10 +39,7 @@ def try_by_hand(folder):
     cases = _cases("untouched", "make_model", {})
     cases |= {f"full size, {name}": {"module": module, "opts": ["MODEL.TRANSFORMER_TYPE", "one_block", *opts],
                                      "num_classes": FULL_CLASSES, "only_cost": True} for name, module, opts in (
-        ("untouched", "untouched", []), ("off", "make_model", []), ("on", "make_model", ON),
-        ("with HDM", "make_model", [*ON, "MODEL.HDM", True]))}
-    cases |= {name: {"opts": [*SIZE, *ON, *more], **settings} for name, more, settings in (
-        ("without 7", [], {"module": "without_7"}), ("5 after fusion", ["MODEL.HDM", True], {"module": "5_after_fusion"}))}
+        ("untouched", "untouched", []), ("off", "make_model", []), ("on", "make_model", ON))}
     cases["example"] = {"opts": [*SIZE, "MODEL.HDM", True], "yaml": str(folder / "example.yml")}
     return _run(folder, checkout, cases, {name: text for name, text in os.environ.items() if name != "PYTHONPATH"})
 

@@ -68,10 +68,8 @@ def half_of(forward, half):
 
 
 def change(checkout):
-    """Make the guide's changes in a copy of HOST; → its example of a configuration.
-
-    Beside the changed model are written: the untouched one, that without step 7, and that with step 5 at a wrong place.
-    """
+    """Make the guide's changes in a copy of HOST, beside whose model the untouched one is written; → its example of a
+    configuration."""
     steps, example = read_guide()
     copied = steps.pop(1)
     source, target = (word.partition("/")[2] for word in copied.code.split()[1:])
@@ -82,15 +80,9 @@ def change(checkout):
     for step in other:
         (checkout / step.file).write_text(apply((checkout / step.file).read_text(), step))
     steps = {number: step for number, step in steps.items() if step not in other}
-    after_fusion = steps[5]._replace(place="after the block `if self.HDM or self.ATM:`")
-    for name, changes in {"make_model": steps, "untouched": {}, "without_7": {**steps, 7: None},
-                          "5_after_fusion": {**steps, 5: after_fusion}}.items():
-        (checkout / "modeling" / f"{name}.py").write_text(model_source(filter(None, changes.values())))
-    return example
-
-
-def model_source(steps):
     source = (HOST / MODEL_FILE).read_text()
-    for step in steps:
+    (checkout / "modeling" / "untouched.py").write_text(source)
+    for step in steps.values():
         source = apply(source, step)
-    return source
+    (checkout / MODEL_FILE).write_text(source)
+    return example

@@ -5,7 +5,6 @@ Writes FOLDER/figures.json. Runs in a process of its own, as the checkout's modu
 import copy
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -18,9 +17,9 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.plug_in.fast import FastFusion
 
 CLASSES, CAMERAS = 171, 4
-FULL, SMALL = [256, 128], [128, 64]
+SMALL = [128, 64]
 SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
-"""A quarter of DeMo's images: features are compared on them, costs are counted on whole ones."""
+"""A quarter of DeMo's images: features are compared on them, operations are counted on whole ones."""
 OFF = ["MODEL.HDM", False, "MODEL.ATM", False]
 IMAGENET = ["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224", "MODEL.DIRECT", 0, "MODEL.GLOBAL_LOCAL", False]
 SETTINGS = {
@@ -51,7 +50,7 @@ def main():
              for name, opts in SETTINGS.items()}
     found["slimmed"] = {name: slimmed(checkout, folder, ["MODEL.PRETRAIN_PATH_T", str(empty), *SIZES, *STAGES, *opts])
                         for name, opts in SLIMMED.items()}
-    found["cost"] = cost(checkout, ["MODEL.PRETRAIN_PATH_T", str(empty), *OFF])
+    found["flops"] = flops(checkout, ["MODEL.PRETRAIN_PATH_T", str(empty), *OFF])
     (folder / "figures.json").write_text(json.dumps(found, indent=1))
 
 
@@ -140,43 +139,13 @@ def slimmed(checkout, folder, opts):
     return {"error": error, "finite gradients": bool(finite)}
 
 
-def cost(checkout, opts):
-    """Multiply-accumulates by DeMo's own flops(), and time and memory of a training step, with and without SDTPS."""
-    models = {name: theirs(checkout, opts, is_on)[1] for name, is_on in (("plain", False), ("patched", True))}
-    found = {name: {"flops": model.flops(), "parameters": sum(p.numel() for p in model.parameters()), "kept": kept(model),
-                    "seconds": float("inf")} for name, model in models.items()}
-    for _ in range(5):  # one after the other, as a processor's speed changes
-        for name, model in models.items():
-            found[name]["seconds"] = min(found[name]["seconds"], seconds(model))
-    found["slimmed"] = {"flops": theirs(checkout, [*opts, *STAGES], False)[1].flops()}
-    module = models["patched"].sdtps.eval()
+def flops(checkout, opts):
+    """Multiply-accumulates by DeMo's own flops(), without and with SDTPS and slimmed, and those of SDTPS alone."""
+    found = {name: theirs(checkout, [*opts, *more], is_on)[1].flops()
+             for name, more, is_on in (("plain", [], False), ("patched", [], True), ("slimmed", STAGES, False))}
     tokens, global_feats = [torch.randn(1, 128, 512)] * 3, [torch.randn(1, 512)] * 3
-    found["sdtps"] = FlopCountAnalysis(module, (*tokens, *global_feats)).unsupported_ops_warnings(False).total()
-    return found
-
-
-def seconds(model):
-    """Processor seconds of a forward and backward of two triplets."""
-    given, cameras = images(2, FULL)
-    start = time.process_time()
-    sum(part.float().square().mean() for part in model(given, cam_label=cameras)).backward()
-    return time.process_time() - start
-
-
-def kept(model):
-    """Bytes that autograd keeps of two triplets between forward and backward, without the weights."""
-    sizes = {}
-
-    def note(tensor):
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    given, cameras = images(2, FULL)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = model.train()(given, cam_label=cameras)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    assert output
-    return sum(size for storage, size in sizes.items() if storage not in weights)
+    module = theirs(checkout, opts, True)[1].sdtps.eval()
+    return found | {"sdtps": FlopCountAnalysis(module, (*tokens, *global_feats)).unsupported_ops_warnings(False).total()}
 
 
 if __name__ == "__main__":

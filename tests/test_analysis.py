@@ -2,14 +2,11 @@
 import numpy as np
 import pytest
 import torch
-from commands import ONE_LINE, cli_args_for
 from numeric import generator
 from reference import analysis as plain
 
 from demo_sdtps.evaluation import analysis, metrics
-from demo_sdtps.evaluation.embedding import embed
 from demo_sdtps.evaluation.metrics import evaluate_distances
-from demo_sdtps.tools import analyse
 
 PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
 
@@ -91,12 +88,6 @@ def test_nearest(case):
         assert [(distance, is_match, sample) for sample, distance, is_match in listed] == case.rankings[query][:10]
 
 
-def test_nearest_in_a_short_gallery(case):
-    found = analysis.nearest_samples(case.rows, *case.sides, torch.arange(30), 100)
-    assert found.sample.shape == (30, 70)
-    assert [int(np.isfinite(row).sum()) for row in found.distance] == [len(one) for one in case.rankings]
-
-
 def test_distances(case):
     found = analysis.distance_histogram(case.rows, *case.sides, bins=13)
     largest = max(distance for one in case.rankings for distance, *_ in one)
@@ -113,19 +104,3 @@ def test_distances_that_are_all_zero(case):
     case.distance = torch.zeros_like(case.distance)
     found = analysis.distance_histogram(case.rows, *case.sides)
     assert found.edges[-1] == 1 and found.positives[0] == found.positives.sum() > 0 and found.negatives[1:].sum() == 0
-
-
-def test_nothing_to_write_is_reported(command, tiny_root):
-    code, stdout, stderr = command(analyse.main, *cli_args_for(tiny_root, "--weight", "none.pth"))
-    assert code == 2 and not stdout and stderr.startswith(f"{ONE_LINE}There is nothing to write: give --json X.json")
-
-
-@pytest.mark.slow  # scikit-learn takes seconds to import
-@pytest.mark.parametrize("method", ["pca", "tsne"])
-@pytest.mark.parametrize("shape", [(1, 5), (2, 5), (3, 1), (40, 6), (41, 100)])
-def test_features_in_two_dimensions(method, shape):
-    features = torch.randn(shape, generator=generator(4)).numpy()
-    found = embed(features, method, seed=3)
-    assert found.shape == (len(features), 2) and found.dtype == np.float32 and np.isfinite(found).all()
-    assert np.array_equal(found, embed(features, method, seed=3))
-    assert not embed(np.ones(shape), method, seed=3).any()

@@ -1,20 +1,17 @@
 """Attention rollout, Grad-CAM and the weights of the fusion, against loops with explicit matrices; their command."""
-from functools import partial
 from itertools import count
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from choices import margins
-from commands import CONFIG, SMALL, checkpoint_file, cli_args_for
+from commands import CONFIG, SMALL
 from numeric import assert_close, seeded, tolerance
 from reference import attention as reference
 from test_backbones import EVA02, REGISTERS
-from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.modeling import make_model
@@ -111,13 +108,11 @@ def test_a_missing_modality_is_an_image_of_zeros():
     assert not torch.equal(one.values["NI"], rollout(model, images, cameras).values["NI"])
 
 
-@pytest.mark.parametrize("name", [REGISTERS, *(pytest.param(name, marks=pytest.mark.slow)
-                                               for name in (EVA02, "ViT-B-16"))])
+@pytest.mark.parametrize("name", [REGISTERS, pytest.param(EVA02, marks=pytest.mark.slow)])
 def test_every_backbone_is_looked_into(name):
     """Two blocks of each; without slimming the class token's row of a rollout is what is left of 1 by class token and
     registers."""
-    patch = 16 if name == "ViT-B-16" else 14
-    side = 2 * patch
+    patch, side = 14, 28
     sizes = [part for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for part in (key, f"[{2 * side}, {side}]")]
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{patch}, {patch}]", *sizes])
     torch.manual_seed(seeded())
@@ -161,58 +156,6 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
         shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
     path = (WIDTH, WIDTH, WIDTH, 3 * PATCHES, PATCHES)  # queries, keys, their products, softmax, sum
     assert_close(torch.stack(list(found.values()), dim=1), shares, *path, dtype=torch.float64)
-
-
-def test_rollout_refuses_attention_that_is_computed_in_another_way(monkeypatch):
-    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
-    model, (images, cameras) = made("whole")
-    with pytest.raises(UserError, match=r"The method is rollout, which reads .* \(ParallelScalingBlock\) .*; choose gradcam\."):
-        rollout(model, images, cameras)
-    features = torch.randn(2, 3 * model.backbone.width)
-    assert grad_cam(model, images, cameras, similarity_to(model, features, 1, "before")).values["TI"].any()
-
-
-# The command
-
-
-@pytest.fixture
-def drawn(command, monkeypatch, tiny_root, tmp_path):
-    """Draw with these words: → the figure; the file is written."""
-    figures, save = [], draw_attention.save
-    monkeypatch.setattr(draw_attention, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-
-    def call(weights, *words):
-        code, stdout, stderr = command(draw_attention.main, "--weight", weights, "--output", tmp_path / "x.png", "--overwrite",
-                                       "--samples", "2", *words, "DATASETS.ROOT_DIR", tiny_root)
-        assert code == 0 and str(tmp_path / "x.png") in stdout and (tmp_path / "x.png").stat().st_size > 0, stderr
-        return figures[-1]
-
-    return call
-
-
-@pytest.fixture
-def weights(tiny_root, tmp_path):
-    def call(*opts):
-        return checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], *opts]))
-
-    return call
-
-
-@pytest.mark.slow
-def test_what_is_drawn(drawn, weights):
-    """A row per triplet; bars where the model has HDM and ATMoE, whose values are those of the gates."""
-    path = weights(*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]")
-    figure = drawn(path, "--method", "rollout", "TEST.MISS", "t")
-    titles = [axis.get_title() for axis in figure.axes]
-    assert len(titles) == 2 * 8 and titles[:8:2] == ["RGB", "NI", "TI (missing)", "HDM: share of each modality"]
-    assert "rollout" in figure.get_suptitle() and "without TI" in figure.get_suptitle()
-    gates = [bar.get_width() for bar in figure.axes[7].patches]
-    assert len(gates) == 7 and sum(gates) == pytest.approx(1, abs=1e-5)
-    blank = figure.axes[4].images[0].get_array()
-    assert (blank == blank.flat[0]).all() and not (figure.axes[0].images[0].get_array() == blank).all()
-
-    figure = drawn(weights("MODEL.USE_SDTPS", "False", "MODEL.FROZEN", "True"), "--method", "gradcam", "--return_pattern", "1")
-    assert len(figure.axes) == 2 * 6 and "Grad-CAM" in figure.get_suptitle() and "original" in figure.get_suptitle()
 
 
 def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):

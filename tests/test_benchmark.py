@@ -1,13 +1,17 @@
 """benchmarks/run.py: the command, its table, and the table in docs/performance.md."""
 import json
 import math
+import statistics
 
 import pytest
 import torch
-from commands import ONE_LINE, ROOT
+from commands import ROOT
+from PIL import Image
 
+from demo_sdtps.benchmarks import accuracy_time
 from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.rows import Row, as_markdown, in_turns, peak_memory, speed_row
+from demo_sdtps.benchmarks.rows import Row, as_markdown, peak_memory, speed_row
+from demo_sdtps.benchmarks.slimming import pairs
 
 PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance"}
 """In docs: what was measured, and the page that shows it."""
@@ -21,17 +25,12 @@ def test_the_page_shows_what_was_measured(measured):
     assert benchmark.as_report(record) in (ROOT / "docs" / f"{PAGES[measured]}.md").read_text(encoding="utf-8")
 
 
-def test_every_part_was_measured():
-    measured = {part for name in PAGES for part in record_of(name)["parts"]}
-    assert measured >= set(benchmark.PARTS)
-
-
 def record_of(measured):
     return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
 
 
 @pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
-    "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
+    "slimming", "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)
@@ -46,11 +45,6 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
             assert row.ratio == pytest.approx(row.reference / row.ours), row
 
 
-def test_a_part_that_is_not_there_is_reported(command):
-    code, _, stderr = command(benchmark.main, "rankings")
-    assert code == 2 and stderr.startswith(ONE_LINE) and "'rankings'" in stderr and "ranking, reranking" in stderr
-
-
 def test_rows_as_a_table():
     rows = [speed_row("fast", {"reference": 3.0, "ours": 0.25}, at_least=10),
             speed_row("slow", {"reference": 1.5, "ours": 3.0}, at_least=1),
@@ -63,12 +57,6 @@ def test_rows_as_a_table():
         "| cosine | – | 0.99987 |  |  |  |", "| not run | – | – |  | ≥ 3× | no |"]
 
 
-def test_cases_run_in_turns_and_the_first_round_is_not_counted():
-    order = []
-    seconds = in_turns("", {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
-    assert order == ["a", "b"] * 3 and set(seconds) == {"a", "b"} and min(seconds.values()) >= 0
-
-
 def hold(size):
     torch.ones(size, dtype=torch.uint8)
 
@@ -78,3 +66,35 @@ def test_peak_memory_is_that_of_a_process_of_its_own():
     kept = torch.ones(4 * MEMORY, dtype=torch.uint8)  # in this process, which does not count
     little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)
     assert 0.9 * MEMORY < much - little < 1.2 * MEMORY and little < len(kept)
+
+
+def test_time_saved_over_operations_saved():
+    """Three quarters of the operations and 70 % of the time are saved by the first, half and 20 % by the second."""
+    first, share, second, smaller = pairs("a step", {"dense": 2.0, "a": 0.6, "b": 1.6}, {"dense": 8.0, "a": 2.0, "b": 4.0})
+    assert first.what == "a step: a (25 % of the operations)" and first.ratio == pytest.approx(2 / 0.6)
+    assert (first.target, first.met, second.target, second.met) == ("≥ 2×", True, "", None)
+    assert share.ours == pytest.approx(0.7 / 0.75) and share.met and share.target == "≥ 0.9"
+    assert smaller.ours == pytest.approx(0.2 / 0.5) and not smaller.met
+
+
+def test_accuracy_against_time_of_a_study(tmp_path, command, monkeypatch):
+    """The operations and mAP are the study's; the times are measured in the same run, a variant that reads masks included."""
+    monkeypatch.chdir(ROOT)
+    result = json.loads((ROOT / "docs" / "results" / "slimming.json").read_text())
+    result["variants"] = [result["variants"][number] for number in (0, 1, 7)]
+    assert result["variants"][2]["name"].startswith("true mask")
+    (tmp_path / "study.json").write_text(json.dumps(result))
+    words = (tmp_path / "study.json", "--batch", "2", "--rounds", "1", "--output", tmp_path / "x.png", "--json",
+             tmp_path / "x.json")
+    code, stdout, stderr = command(accuracy_time.main, *words)
+    assert code == 0, stderr
+    seconds = json.loads((tmp_path / "x.json").read_text())["seconds"]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in stdout.splitlines() if line.startswith("|")][2:]
+    for row, variant in zip(rows, result["variants"], strict=True):
+        last = [100 * records[-1]["patterns"]["3"]["mAP"] for records in variant["records"].values()]
+        assert row[0] == variant["name"] and float(row[1]) == pytest.approx(statistics.mean(last), abs=0.051)
+        assert float(row[2]) == pytest.approx(variant["gmacs"] / result["variants"][0]["gmacs"], abs=0.0051)
+        for shown, taken in zip(row[3:], seconds.values(), strict=True):
+            assert float(shown) == pytest.approx(taken[row[0]] / taken["dense"], abs=0.0051)
+    with Image.open(tmp_path / "x.png") as image:
+        assert min(image.size) > 150

@@ -1,14 +1,11 @@
 """Features as points of a plane, and the command that draws them."""
-import sys
 
 import numpy as np
 import pytest
-from commands import CONFIG, QUERIES, checkpoint_file, cli_args_for
 from numeric import assert_close, numpy_generator
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
-from demo_sdtps.tools import draw_embedding
 
 CLUSTERS = 3
 MARKS = {"pca": [], "tsne": [pytest.mark.slow], "umap": [pytest.mark.slow, pytest.mark.soak]}
@@ -49,27 +46,3 @@ def test_few_features(method):
     assert embed(clusters(seed=3)[0][:4], method, seed=0).shape == (4, 2)
     with pytest.raises(UserError, match="There are 3 samples, but a scatter plot needs at least 4"):
         check_method(method, 3)
-
-
-@pytest.mark.parametrize(("method", "package", "extra"), [("umap", "umap", "umap"), ("tsne", "sklearn.manifold", "report"),
-                                                          ("pca", "sklearn.decomposition", "report")])
-def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, method, package, extra):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"not installed; pip install '\.\[{extra}\]'"):
-        check_method(method, 4)
-
-
-@pytest.mark.parametrize(("words", "panels", "points"), [
-    ([], ["by identity (4)", "by camera (4)"], QUERIES),
-    (["--colour", "camera", "--points", "9", "--return_pattern", "1"], ["by camera (4)"], 9),
-], ids=["default", "chosen"])
-def test_what_is_drawn(command, monkeypatch, tiny_root, tmp_path, words, panels, points):
-    figures, save = [], draw_embedding.save
-    monkeypatch.setattr(draw_embedding, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
-    code, stdout, stderr = command(draw_embedding.main, "--weight", weights, "--output", tmp_path / "x.png", *words)
-    assert code == 0 and str(tmp_path / "x.png") in stdout and (tmp_path / "x.png").stat().st_size > 0, stderr
-    assert [axis.get_title() for axis in figures[0].axes] == panels
-    assert sum(len(part.get_offsets()) for part in figures[0].axes[0].collections) == points
-    title = figures[0].get_suptitle()
-    assert f"PCA of {points} samples" in title and ("(original)" in title) == bool(words)

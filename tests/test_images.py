@@ -16,13 +16,7 @@ def test_a_damaged_image_is_reported_by_name(own_root, damage):
     path = images_of(own_root, modality="NI") / FIRST
     damage(path)
     message = message_of(decode, str(path))
-    assert message.startswith(f"The image {path} cannot be read") and "replace it or remove its triplet" in message
-    assert "\n" not in message
-    assert ("it is empty" in message) == (damage is zero_bytes)
-
-
-def test_an_image_that_has_gone_is_reported(tmp_path):
-    assert str(tmp_path / "gone.jpg") in message_of(decode, str(tmp_path / "gone.jpg"))
+    assert message.startswith(f"The image {path} cannot be read") and "\n" not in message
 
 
 def image(path, width, height=40):
@@ -58,27 +52,15 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
         assert torch.equal(part, whole[:, :, 4 * number:4 * number + 4])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_damaged_image_of_a_triplet_is_reported(tmp_path, count):
-    paths = [image(tmp_path / f"{number}.png", 12)[0] for number in range(count)]
-    a_text(Path(paths[-1]))
-    assert message_of(decode_triplet, tuple(paths)).startswith(f"The image {paths[-1]} cannot be read")
-
-
 def test_widths_are_checked_in_order(tmp_path):
     paths = [image(tmp_path / f"{number}.png", width)[0] for number, width in enumerate((12, 12, 9, 12, 15))]
     check_widths(paths[:2], 12)
-    check_widths([], 12)
-    assert f"{paths[2]} is 9 pixels wide, but it must be 12: RGB, NI, TI side by side, 4 each" in message_of(
-        check_widths, paths, 12)
-    cut_short(Path(paths[0]))  # the header is whole
-    assert f"{paths[2]} is 9" in message_of(check_widths, paths, 12)
-    zero_bytes(Path(paths[1]))
-    assert message_of(check_widths, paths, 12).startswith(f"The image {paths[1]} cannot be read (it is empty)")
+    assert f"{paths[2]} is 9 pixels wide, but it must be 12" in message_of(check_widths, paths, 12)
 
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
     samples = read_splits(config(own_root), ("train",))["train"]
+    verify(samples)
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
@@ -87,7 +69,3 @@ def test_verify_lists_all_damaged_images_and_no_other(own_root):
     assert len(lines) == 3
     assert all(any(str(path) in line for line in lines) for path in damaged)
     assert sum("it is empty" in line for line in lines) == 1
-
-
-def test_verify_is_content_with_whole_images(tiny_root):
-    verify([sample for split in read_splits(config(tiny_root)).values() for sample in split])

@@ -57,18 +57,6 @@ def test_matches_rank_behind_others_as_far(monkeypatch, seed, levels, few):
     assert torch.equal(again.cmc, found.cmc)
 
 
-@pytest.mark.parametrize("limits", [1, 5, metrics.FEW, metrics.FEW + 1, 200])
-@pytest.mark.parametrize("length", [1, 7, metrics.PIECE - 1, metrics.PIECE, metrics.PIECE + 1, 3 * metrics.PIECE + 50])
-def test_counts_over_several_pieces(limits, length):
-    draws = numpy_generator(length + limits)
-    distance = draws.integers(0, 300, length).astype(np.float32)
-    rising = np.sort(draws.integers(0, 300, limits)).astype(np.float32)
-    space = np.ones((metrics.FEW, metrics.PIECE), bool)
-    total = np.full(limits, 10)
-    metrics._add_counts(distance, rising, total, space)
-    assert total.tolist() == [10 + int((distance <= limit).sum()) for limit in rising]
-
-
 @pytest.mark.parametrize("block", [1, 50, 120, 500, 1 << 18])
 @pytest.mark.parametrize("levels", [2, 9, 1000])
 def test_counts_over_several_blocks(monkeypatch, block, levels):

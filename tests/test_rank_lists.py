@@ -51,12 +51,11 @@ def expected(cfg, pattern):
 
 
 @pytest.mark.parametrize(("words", "pattern", "said"), [
-    ([], 3, "return pattern 3 (both); d: squared Euclidean distance of L2-normalised features"),
     (["TEST.RETURN_PATTERN=1"], 1, "return pattern 1 (original); d: squared Euclidean distance of L2-normalised features"),
     (["--return_pattern=2", "TEST.RETURN_PATTERN=1", "TEST.FEAT_NORM=no"], 2,
      "return pattern 2 (enhanced); d: squared Euclidean distance of features, features not normalised"),
     (["--return_pattern=1", "TEST.RE_RANKING=yes"], 1, "return pattern 1 (original); d: k-reciprocal distance, re-ranked"),
-], ids=["as configured", "by key", "by flag", "re-ranked"])
+], ids=["by key", "by flag", "re-ranked"])
 def test_title_and_distances(drawn, words, pattern, said):
     title, distances, cfg = drawn(*words)
     assert title.splitlines()[1] == said
@@ -106,16 +105,6 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     fine = [number for number in everyone if worst[number] == 1]
     with pytest.raises(UserError, match="--failures finds none"):
         draw_ranks.failures(*ranked, fine)
-
-
-def test_queries_of_identities(ranked):
-    cfg, _, data = ranked
-    identities = data.labels("identity", data.query).tolist()
-    one, other = sorted(set(identities))[1:3]
-    assert draw_ranks.of_identities(cfg, data, [other, one]) == [
-        number for number, identity in enumerate(identities) if identity in (one, other)]
-    with pytest.raises(UserError, match="--identities has 4711, but no query of RGBNT201"):
-        draw_ranks.of_identities(cfg, data, [one, 4711])
 
 
 def test_the_flags_choose_the_rows(command, monkeypatch, ranked, tmp_path):

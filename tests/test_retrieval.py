@@ -5,7 +5,6 @@ from numeric import generator
 from reference import retrieval as reference
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.seps import recall as module
 from demo_sdtps.seps.recall import five_fold, retrieval
 
@@ -41,13 +40,6 @@ def test_against_a_sort(counts, levels):
         assert all(found[f"{way} R@1"] < 100 and found[f"{way} R@10"] > 0 for way in ("i2t", "t2i"))
 
 
-def test_recalls_worked_out_by_hand():
-    """Image 0 finds its second caption first; image 1 finds another's first. Captions 0 and 2 are nearer to the other image."""
-    similarity = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.5, 0.1]])
-    found = retrieval(similarity, torch.tensor([0, 0, 1]))
-    assert_same(found, dict(zip(NAMES, (50, 100, 100, 100 / 3, 100, 100), strict=True)) | {"rSum": 450 + 100 / 3})
-
-
 @pytest.mark.parametrize("value", [0.0, -1.5])
 def test_a_match_ranks_behind_its_equals(value):
     """Equal similarities are no evidence: only where there are fewer candidates than k is a hit certain."""
@@ -56,13 +48,7 @@ def test_a_match_ranks_behind_its_equals(value):
     assert_same(found, dict.fromkeys(NAMES, 0) | {"t2i R@10": 100, "rSum": 100})
 
 
-def test_the_order_of_the_captions_plays_no_part():
-    similarity, image_of = draw(4, COUNTS["unequal"], levels=2)
-    order = torch.randperm(len(image_of), generator=generator(5))
-    assert retrieval(similarity[:, order], image_of[order]) == retrieval(similarity, image_of)
-
-
-@pytest.mark.parametrize("elements", [1, 19, 57, 58, 300, 10**6])
+@pytest.mark.parametrize("elements", [1, 57, 300])
 def test_blocks_do_not_change_the_result(monkeypatch, elements):
     similarity, image_of = draw(6, COUNTS["unequal"], levels=2)
     whole = retrieval(similarity, image_of)
@@ -70,28 +56,7 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     assert retrieval(similarity, image_of) == whole
 
 
-def test_a_thousand_images_with_five_captions():
-    """The size of Flickr30K's test split, where the matches' ranks are known: each is as many as there are others as good."""
-    similarity, image_of = draw(7, [5] * 1000, shuffle=False, lift=3.0)
-    found = retrieval(similarity, image_of)
-    own = similarity[image_of, torch.arange(5000)]
-    others = image_of != torch.arange(1000)[:, None]
-    best = own.view(1000, 5).amax(1, keepdim=True)
-    for way, ranks in (("t2i", (others & (similarity >= own)).sum(0)), ("i2t", (others & (similarity >= best)).sum(1))):
-        for k in (1, 5, 10):
-            assert found[f"{way} R@{k}"] == pytest.approx(100 * float((ranks < k).double().mean()), abs=1e-9)
-    assert 5 < found["t2i R@1"] < found["t2i R@10"] < 95
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-@pytest.mark.parametrize("int_type", [torch.int32, torch.int64])
-def test_types(dtype, int_type):
-    similarity, image_of = draw(8, COUNTS["five"])
-    similarity = similarity.to(dtype).requires_grad_()
-    assert_same(retrieval(similarity, image_of.to(int_type)), reference.retrieval(similarity.tolist(), image_of.tolist()))
-
-
-@pytest.mark.parametrize(("counts", "folds"), [("five", 5), ("five", 1), ("unequal", 4), ("one", 3), ("one", 30)])
+@pytest.mark.parametrize(("counts", "folds"), [("five", 5), ("unequal", 4), ("one", 30)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_folds(counts, folds, shuffle):
     similarity, image_of = draw(9, COUNTS[counts], shuffle=shuffle)
@@ -100,55 +65,16 @@ def test_folds(counts, folds, shuffle):
     assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
 
 
-def test_five_folds_are_the_mean_of_five_parts_of_a_fifth():
-    similarity, image_of = draw(10, [2] * 50, shuffle=False)
-    parts = [retrieval(similarity[start:start + 10, 2 * start:2 * start + 20], torch.arange(10).repeat_interleave(2))
-             for start in range(0, 50, 10)]
-    found = five_fold(similarity, image_of)
-    assert found == pytest.approx({name: sum(part[name] for part in parts) / 5 for name in found})
-    assert found["rSum"] > retrieval(similarity, image_of)["rSum"], "among fewer, a match is easier to find"
-
-
-@pytest.mark.parametrize("folds", [0, 3, 40])
-def test_folds_that_do_not_divide_the_images(folds):
-    with pytest.raises(UserError, match=f"20 images do not make {folds} equal parts"):
-        five_fold(*draw(11, COUNTS["five"]), folds)
-
-
-@pytest.mark.parametrize("function", [retrieval, five_fold])
-def test_an_image_without_a_caption(function):
+def test_an_image_without_a_caption():
     similarity, image_of = draw(12, COUNTS["five"])
     kept = image_of != 7
     with pytest.raises(UserError, match="Image 7 of 20 has no caption"):
-        function(similarity[:, kept], image_of[kept])
+        retrieval(similarity[:, kept], image_of[kept])
 
 
-@pytest.mark.parametrize("function", [retrieval, five_fold])
-def test_nothing_to_retrieve(function):
-    with pytest.raises(UserError, match="no image"):
-        function(torch.zeros(0, 0), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(UserError, match="Image 0 of 5 has no caption"):
-        function(torch.zeros(5, 0), torch.zeros(0, dtype=torch.long))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
-@pytest.mark.parametrize("elements", [1, 10**6])
-@pytest.mark.parametrize("is_match", [True, False])
-def test_similarities_that_are_not_finite(monkeypatch, value, elements, is_match):
-    monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")], ids=str)
+def test_similarities_that_are_not_finite(value):
     similarity, image_of = draw(13, COUNTS["five"])
-    similarity[image_of[60] if is_match else (image_of[60] + 1) % 20, 60] = value
-    for function in (retrieval, five_fold):
-        if function is retrieval or is_match:  # similarities between two folds are not looked at
-            with pytest.raises(ValueError, match=r"not finite.*embeddings"):
-                function(similarity, image_of)
-
-
-def test_the_table():
-    measures = dict(zip(NAMES, (86.12, 97.0, 99.0, 71.0, 90.0, 94.96), strict=True)) | {"rSum": 538.08}
-    table = percent_table({"SEPS": measures, "SEPS, 5 folds": {name: value / 2 for name, value in measures.items()}})
-    header, first, second = table.splitlines()
-    assert header.split() == " ".join([*NAMES, "rSum"]).split()
-    assert first.split() == ["SEPS", "86.1", "97.0", "99.0", "71.0", "90.0", "95.0", "538.1"]
-    assert second.startswith("SEPS, 5 folds ") and second.endswith("269.0")
-    assert len({len(line) for line in (header, first, second)}) == 1
+    similarity[image_of[60], 60] = value
+    with pytest.raises(ValueError, match=r"not finite.*embeddings"):
+        retrieval(similarity, image_of)

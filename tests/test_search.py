@@ -7,7 +7,6 @@ from reference import reranking
 from reference import search as reference
 from test_reranking import roundings, undecided
 
-from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.retrieval import approximate, nearest
 from demo_sdtps.retrieval.nearest import Hits
 from demo_sdtps.retrieval.store import Stack
@@ -49,15 +48,6 @@ def test_exact_search_is_the_slow_one_ties_included(top):
         assert [names[row] for row in rows] == [name for _, name in line]
         assert distances.tolist() == [distance for distance, _ in line]
     assert (found.distances[4:, 0] == 0).all()
-
-
-def test_distances_are_those_that_the_evaluation_ranks_by():
-    generator = numpy_generator(2)
-    gallery, queries = short_features(generator, 40), short_features(generator, 6)
-    found = nearest.nearest(queries, stack_of(gallery), names_of(generator, 40), 40)
-    expected = squared_distances(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
-    assert np.array_equal(found.distances, np.sort(expected))
-    assert np.array_equal(found.distances, np.take_along_axis(expected, found.rows, axis=1))
 
 
 def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):

@@ -80,25 +80,6 @@ def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_v
     assert_equal(with_gradient(lambda leaf: loss(leaf, as_tensor(img_ids)), scores), expected)
 
 
-def test_pairs_of_one_image_are_no_negatives():
-    scores = draw(3)[0]
-    ids = torch.tensor([0, 1, 1, 2, 0, 3])
-    for loss in (ContrastiveLoss(1.5), ContrastiveLoss(1.5, max_violation=True)):
-        gradient = with_gradient(lambda leaf, loss=loss: loss(leaf, ids), scores)[1]
-        same = ids[:, None] == ids
-        assert gradient[same & ~torch.eye(6, dtype=torch.bool)].eq(0).all()
-        assert gradient[~same].ne(0).any()
-        changed = torch.where(same & ~torch.eye(6, dtype=torch.bool), 99.0, scores)
-        assert torch.equal(loss(changed, ids), loss(scores, ids))
-
-
-def test_the_hardest_negative_alone_counts():
-    scores = torch.tensor([[1.0, 0.9, 0.95], [0.0, 1.0, 0.85], [0.0, 0.0, 1.0]])
-    assert_value(ContrastiveLoss()(scores), (0.1 + 0.15 + 0.05) * 2)
-    # Rows: 0.15 and 0.05; columns: 0.1 and the larger of 0.15 and 0.05.
-    assert_value(ContrastiveLoss(max_violation=True)(scores), 0.15 + 0.05 + 0.1 + 0.15)
-
-
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
 @pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
 @pytest.mark.parametrize("weights", [(), (0.4, 1.5, 0.7)], ids=str)
@@ -110,12 +91,6 @@ def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft)
 
     assert_equal(with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
                  with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()))
-
-
-def test_a_lone_mask_ignores_the_dense_weight():
-    mask = draw(5)[1][0]
-    assert torch.equal(RatioLoss(lambda_dense=9.0)((mask,)), RatioLoss(lambda_dense=0.0)((mask,)))
-    assert torch.equal(RatioLoss(lambda_sparse=9.0, lambda_dense=9.0)(mask), RatioLoss()(mask))
 
 
 @pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
@@ -136,14 +111,6 @@ def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violati
                  with_gradient(lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()))
 
 
-def test_defaults():
-    scores, (sparse, dense), _ = draw(7)
-    found = SEPSLoss()(scores, (sparse, dense))
-    for one, other in zip(found, reference.whole(scores.double(), (sparse.double(), dense.double())), strict=True):
-        assert_value(one, other)
-    assert_close(found[0], float(found[1]) + 2 * float(found[2]), 2)
-
-
 def test_set_max_violation():
     """All negatives in the first epoch, the hardest after (docs/seps.md, Training)."""
     scores, (sparse, _), _ = draw(8)
@@ -153,13 +120,3 @@ def test_set_max_violation():
     for value, expected in ((False, every), (True, hardest), (False, every)):
         loss.set_max_violation(value)
         assert torch.equal(loss(scores, sparse)[1], expected)
-
-
-def test_masks_get_a_gradient_where_they_are_soft():
-    """Which is the only way for the ratio to steer anything."""
-    scores, _, (sparse, dense) = draw(9)
-    leaves = [sparse.clone().requires_grad_(), dense.clone().requires_grad_()]
-    SEPSLoss()(scores, tuple(leaves))[0].backward()
-    for leaf in leaves:
-        expected = 2 * 2.0 * (leaf.detach().double().mean() - 0.5) / leaf.numel()
-        assert_close(leaf.grad, expected.expand_as(leaf), *SUMS)

@@ -10,7 +10,6 @@ from numeric import assert_close, generator, seeded, tolerance
 from reference import seps as reference
 from test_sdtps import assert_gradients_equal, probed
 
-from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.modeling.sdtps import gumbel_noise
 from demo_sdtps.seps import (
     HRPA,
@@ -38,24 +37,24 @@ WITH_LONG = pytest.mark.parametrize("has_long", [False, True], ids=["short", "lo
 WITH_CLASS = pytest.mark.parametrize("has_class", [False, True], ids=["patches", "class"])
 
 
-def build(version, seed=1, make=CrossSparseAggrNet, sizes=(WIDTH, PATCHES, 0.5, 0.5), stir=0.3, **more):
+def build(version, seed=1, sizes=(WIDTH, PATCHES, 0.5, 0.5), **more):
     """A network whose parameters are all random, in training."""
     torch.manual_seed(seeded(seed))
-    network = make(*sizes, **VERSIONS[version], **more)
+    network = CrossSparseAggrNet(*sizes, **VERSIONS[version], **more)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(stir * torch.randn_like(parameter))
+            parameter.add_(0.3 * torch.randn_like(parameter))
     return network.train()
 
 
-def draw(seed, has_class=True, has_long=True, images=IMAGES):
+def draw(seed, has_class=True, has_long=True):
     """Image tokens, captions, lengths and, if `has_long`, long captions and lengths; tokens and words with gradient."""
     draws = generator(seed)
 
     def tokens(*shape):
         return torch.randn(*shape, WIDTH, generator=draws).requires_grad_()
 
-    inputs = [tokens(images, PATCHES + has_class), tokens(len(LENGTHS), 7), torch.tensor(LENGTHS)]
+    inputs = [tokens(IMAGES, PATCHES + has_class), tokens(len(LENGTHS), 7), torch.tensor(LENGTHS)]
     return inputs + ([tokens(len(LENGTHS), 10), torch.tensor(LONG_LENGTHS)] if has_long else [])
 
 
@@ -116,7 +115,7 @@ def first_clear(make):
             return made
 
 
-def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, make=CrossSparseAggrNet, images=IMAGES, **more):
+def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):
     """A network in training, its inputs, the reference's weights and inputs in float64, and what it makes of them.
 
     The noise is that which the network draws after `torch.manual_seed(seeded(seed + 200))` for all pairs together.
@@ -124,12 +123,12 @@ def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, mak
     noises = None
     if tau is not None:
         torch.manual_seed(seeded(seed + 200))
-        noises = [gumbel_noise(torch.empty(len(LENGTHS), images, PATCHES)).double() for _ in range(2)]
+        noises = [gumbel_noise(torch.empty(len(LENGTHS), IMAGES, PATCHES)).double() for _ in range(2)]
 
     def attempt(number):
-        network = build(version, seed + 50 * number, make, (WIDTH, PATCHES, ratio, 0.5),
+        network = build(version, seed + 50 * number, (WIDTH, PATCHES, ratio, 0.5),
                         use_gumbel_softmax=tau is not None, gumbel_tau=tau or 1.0, **more)
-        inputs = draw(seed + 100 + 50 * number, has_class, has_long, images)
+        inputs = draw(seed + 100 + 50 * number, has_class, has_long)
         weights = {name: value.detach().double().requires_grad_() for name, value in network.named_parameters()}
         others = exact(inputs)
         return network, inputs, weights, others, flattened(reference.similarities(
@@ -168,7 +167,7 @@ def test_values_masks_and_gradients(version, has_long, has_class):
     assert found["input 0"].ne(0).any() and found["input 1"].ne(0).any()
 
 
-@pytest.mark.parametrize("more", [{"beta": 0.0}, {"beta": 0.5}, {"top_k": 1}, {"top_k": 3}, {"top_k": 12}], ids=str)
+@pytest.mark.parametrize("more", [{"beta": 0.5}, {"top_k": 1}, {"top_k": 12}], ids=str)
 @pytest.mark.parametrize("version", ["paper", "paper single"])
 def test_beta_and_the_number_of_best(version, more):
     assert_like_reference(version, 12, True, True, **more)
@@ -184,10 +183,9 @@ def test_the_sparse_ratio_says_how_many_patches_are_kept(version, ratio):
 
 @WITH_LONG
 @EVERY_VERSION
-@pytest.mark.parametrize("tau", [0.5, 2.0])
-def test_gumbel_noise_shapes_the_gradient_alone(tau, version, has_long):
+def test_gumbel_noise_shapes_the_gradient_alone(version, has_long):
     """The noise shapes the gradient alone, which goes through the returned masks too."""
-    outputs, found = assert_like_reference(version, 14, True, has_long, tau)
+    outputs, found = assert_like_reference(version, 14, True, has_long, tau=0.5)
     plain, others = assert_like_reference(version, 14, True, has_long)
     for output, other in zip(outputs, plain, strict=True):
         assert torch.equal(output, other)
@@ -212,17 +210,16 @@ def test_evaluation_returns_similarities_alone_and_draws_nothing(version):
 
 
 @EVERY_VERSION
-@pytest.mark.parametrize("chunk", [1, 5, 12])
+@pytest.mark.parametrize("chunk", [1, 5])
 def test_chunks_do_not_change_the_result(chunk, version):
     assert_like_reference(version, 22, chunk=chunk)
 
 
 @EVERY_VERSION
-@pytest.mark.parametrize("garbage", [float("nan"), 1e30], ids=str)
-def test_padded_words_play_no_part(garbage, version):
+def test_padded_words_play_no_part(version):
     """Neither in values nor in gradients, whatever is there."""
     results = []
-    for value in (0.0, garbage):
+    for value in (0.0, float("nan")):
         network, inputs = build(version), draw(24)
         with torch.no_grad():
             for words, lengths in (inputs[1:3], inputs[3:5]):
@@ -236,24 +233,6 @@ def test_padded_words_play_no_part(garbage, version):
     assert all(torch.equal(one, other) for one, other in zip(outputs, others, strict=True))
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient), name
-
-
-@EVERY_VERSION
-@WITH_LONG
-def test_every_pair_is_computed_for_itself(has_long, version):
-    network, inputs, *_, (expected, *_) = drawn(version, 26, has_long=has_long)
-    network.eval()
-    alone = [torch.cat([network(image[None], *(given[caption:caption + 1] for given in inputs[1:]))
-                        for caption in range(len(LENGTHS))], dim=1) for image in inputs[0]]
-    assert_close(torch.cat(alone), expected, *PATH)
-
-
-@WITH_CLASS
-@WITH_LONG
-@EVERY_VERSION
-def test_the_plain_loop_is_the_same(version, has_long, has_class):
-    """Whose time the benchmark compares with."""
-    assert_like_reference(version, 27, has_class, has_long, make=PlainSEPS, images=5)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
@@ -299,27 +278,14 @@ def test_the_public_names_make_the_networks_they_name():
         assert isinstance(made, CrossSparseAggrNet) and made.state_dict().keys() == expected.keys()
 
 
-WRONG = {
-    "no word": ({2: torch.tensor([7, 0, 3, 4])}, r"\b0\b"),
-    "more words than there are": ({2: torch.tensor([7, 1, 8, 4])}, r"\b8\b.*\b7\b|\b7\b.*\b8\b"),
-    "no word of a long caption": ({4: torch.tensor([0, 10, 5, 6])}, r"\b0\b"),
-    "more words than a long caption has": ({4: torch.tensor([2, 11, 5, 6])}, r"\b11\b.*\b10\b|\b10\b.*\b11\b"),
-    "long captions without lengths": ({4: None}, "long"),
-    "lengths without long captions": ({3: None}, "long"),
-    "too few lengths": ({2: torch.tensor([7, 1, 3])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-    "too few lengths of long captions": ({4: torch.tensor([2, 10, 5])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-    "too few long captions": ({3: torch.randn(3, 10, WIDTH), 4: torch.tensor([2, 10, 5])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-    "tokens below N": ({0: torch.randn(3, 8, WIDTH)}, r"\b8\b.*\b9\b|\b9\b.*\b8\b"),
-    "tokens above N + 1": ({0: torch.randn(3, 11, WIDTH)}, r"\b11\b.*\b9\b|\b9\b.*\b11\b"),
-    "tokens of another grid": ({0: torch.randn(3, 16, WIDTH)}, r"\b16\b.*\b9\b|\b9\b.*\b16\b"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_inputs_that_do_not_fit_are_reported(wrong):
-    """Before anything is computed, whatever the version."""
+@pytest.mark.parametrize(("changes", "told"), [
+    ({2: torch.tensor([7, 1, 8, 4])}, r"\b8\b.*\b7\b|\b7\b.*\b8\b"), ({4: None}, "long"),
+    ({2: torch.tensor([7, 1, 3])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
+    ({0: torch.randn(3, 11, WIDTH)}, r"\b11\b.*\b9\b|\b9\b.*\b11\b")],
+    ids=["more words than there are", "long captions without lengths", "too few lengths", "tokens above N + 1"])
+def test_inputs_that_do_not_fit_are_reported(changes, told):
+    """Before anything is computed."""
     inputs = draw(29)
-    changes, told = WRONG[wrong]
     for place, value in changes.items():
         inputs[place] = value
     with pytest.raises(ValueError, match=told):

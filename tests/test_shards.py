@@ -46,9 +46,8 @@ def export(tiny_root, weights, command, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("--return_pattern", "1", "--split", "query", "--normalise"),
-                                                    marks=pytest.mark.slow)], ids=["plain", "more"])
-def test_shards_hold_what_the_file_holds(export, tmp_path, words):
+def test_shards_hold_what_the_file_holds(export, tmp_path):
+    words = ("--return_pattern", "1", "--split", "query", "--normalise")
     assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
     found, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
     assert found.features.starts.tolist() == [0, 12, 24, 32]
@@ -102,11 +101,9 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     changed = torch.load(other)
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
-    cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"),
-             "another shard rows (12, not 5)": ("--shards", "5"), "another dtype": ("--dtype", "float16"),
-             "another checkpoint,": ("--weight", other),
-             "another samples,": ("DATASETS.ROOT_DIR", own_root), "another TEST.MISS": ("TEST.MISS", "r"),
-             "another normalised (False, not True)": ("--normalise",)}
+    cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"), "another dtype": ("--dtype", "float16"),
+             "another checkpoint,": ("--weight", other), "another samples,": ("DATASETS.ROOT_DIR", own_root),
+             "another TEST.MISS": ("TEST.MISS", "r")}
     for what, words in cases.items():
         code, stdout, stderr = export("x", "--shards", ROWS, *words)
         assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "--overwrite" in stderr
@@ -119,26 +116,17 @@ def test_an_export_of_an_earlier_version_is_replaced_by_overwrite_alone(export, 
     for name in ("manifest.json", "shard-00000.json", "features-00000.npy", "labels-00000.npy", "paths-00000.npy"):
         (tmp_path / "x").mkdir(exist_ok=True)
         (tmp_path / "x" / name).touch()
-    before = contents(tmp_path / "x")
     code, _, stderr = export("x", "--shards")
-    assert code == 2 and "earlier version" in stderr and "--overwrite" in stderr and contents(tmp_path / "x") == before
-    with pytest.raises(UserError, match=r"earlier version; .* --overwrite"):
-        open_features(tmp_path / "x")
+    assert code == 2 and "earlier version" in stderr and "--overwrite" in stderr
     assert export("x", "--shards", "--overwrite")[0] == 0
     assert [*contents(tmp_path / "x")] == ["shard-00000.safetensors", "store.json"]
 
 
-def test_folders_of_other_files_and_words_that_do_not_fit_are_refused(export, tmp_path, tiny_root):
+def test_folders_of_other_files_are_left_alone(export, tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "notes.txt").write_text("mine")
-    cases = {"has other files such as notes.txt": ("x", "--shards"), "is no folder": ("x/notes.txt", "--shards"),
-             "which this command reads": (tiny_root / "RGBNT201" / "x", "--shards"),
-             "only shards can have it": ("x.npz", "--dtype", "float16")}
-    before = contents(tmp_path)
-    for what, (name, *words) in cases.items():
-        code, stdout, stderr = export(name, "--overwrite", *words)
-        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and what in stderr
-    assert contents(tmp_path) == before
+    code, _, stderr = export("x", "--shards", "--overwrite")
+    assert code == 2 and "has other files such as notes.txt" in stderr and [*contents(tmp_path / "x")] == ["notes.txt"]
 
 
 def write(folder, features, ids, cams, rows=ROWS):
@@ -171,17 +159,6 @@ def test_shards_that_are_damaged_or_missing_are_named(folder, name, damage, expe
         open_features(folder)
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path):
-    with pytest.raises(UserError, match="not all finite"):
-        list(open_features(write(tmp_path / "x", np.full((3, 8), np.inf, np.float32), range(3), range(3))).features)
-
-
-def test_a_folder_without_features_is_refused(tmp_path):
-    for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match=r"export_features\.py"):
-            open_features(place)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     """Blocks smaller than a shard, and rows from some shards only."""
@@ -199,8 +176,6 @@ def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
 
 
-
-
 @pytest.mark.parametrize("size", [1, 7, 50, 200])
 def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
@@ -211,23 +186,6 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     expected = evaluate_ranking(query, gallery, *labels)
     assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
     assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
-
-
-def test_a_streamed_ranking_of_random_features():
-    query, gallery, *labels = random_case(16, dim=64)
-    found = evaluate_stream(query, stack_of(gallery.numpy(), 13), labels[:2], labels[2:])
-    assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
-
-
-def test_what_a_stream_refuses():
-    query, gallery, ids, gallery_ids, cams, gallery_cams = random_case(1)
-    with pytest.raises(UserError, match="No query has a match"):
-        evaluate_stream(query, stack_of(gallery.numpy(), 50), (ids, gallery_ids + 100), (cams, gallery_cams))
-    with pytest.raises(ValueError, match="120 features have 119 identities"):
-        evaluate_stream(query, stack_of(gallery.numpy(), 50), (ids, gallery_ids[1:]), (cams, gallery_cams))
-    gallery[3] = torch.nan
-    with pytest.raises(ValueError, match="not numbers"):
-        evaluate_stream(query, stack_of(gallery.numpy(), 50), (ids, gallery_ids), (cams, gallery_cams))
 
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
@@ -264,38 +222,16 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(export,
 
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
     assert export("q.npz", "--split", "query")[0] == export("g", "--shards", "--return_pattern", "1")[0] == 0
-    assert export("n.npz", "--split", "query", "--normalise", "--return_pattern", "1")[0] == 0
-    assert export("m.npz", "TEST.MISS", "r")[0] == export("m", "--shards", "--return_pattern", "1", "TEST.MISS", "r")[0] == 0
-    (tmp_path / "x.npz").write_text("no archive")
-    different = "are of different values of"
-    cases = {f"{different} normalised, True and False": ("n.npz", "g", "--feat_norm", "no"),
-             f"{different} return_pattern, 3 and 1": ("q.npz", "g"), f"{different} checkpoint_sha256,": ("q.npz", folder),
-             f"{tmp_path / 'q.npz'} and {tmp_path / 'm.npz'} {different} TEST.MISS, 'None' and 'r'": ("q.npz", "m.npz"),
-             f"{tmp_path / 'g'} and {tmp_path / 'm'} {different} TEST.MISS, 'None' and 'r'": ("g", "m"),
-             "is damaged, or not of": ("x.npz", "g"), "do not exist": ("q.npz", "none"),
-             "give at most as many": ("g", "g", "--csv", tmp_path / "x.csv", "--top", "33"),
-             "leave one of them out": ("g", "g", "--csv", tmp_path / "x.csv", "--feat_norm", "no"),
-             "which this command reads": ("g", "g", "--json", tmp_path / "g" / "x.json")}
-    for what, (query, gallery, *words) in cases.items():
-        code, stdout, stderr = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, *words)
-        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and what in stderr
-    assert not (tmp_path / "x.csv").exists()
+    assert export("m.npz", "TEST.MISS", "r")[0] == 0
+    for gallery, what in (("g", "return_pattern, 3 and 1"), (folder, "checkpoint_sha256,"),
+                          ("m.npz", "TEST.MISS, 'None' and 'r'")):
+        code, _, stderr = command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
+        assert code == 2 and f"are of different values of {what}" in stderr
 
 
 def test_half_precision_may_differ(export, command, tmp_path):
     assert export("q.npz", "--split", "query")[0] == export("h", "--shards", "--dtype", "float16", "TEST.AMP", "bf16")[0] == 0
     assert command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / "h")[0] == 0
-
-
-def test_json_and_csv_are_written_both_or_neither(export, command, tmp_path):
-    assert export("g", "--shards")[0] == 0
-    (tmp_path / "file").write_text("no folder")
-    code, _, stderr = command(rank_features.main, "--query", tmp_path / "g", "--gallery", tmp_path / "g", "--csv",
-                              tmp_path / "new" / "x.csv", "--json", tmp_path / "file" / "x.json")
-    assert code == 2 and "x.json" in stderr and not (tmp_path / "new" / "x.csv").exists()
-    code, _, stderr = command(rank_features.main, "--query", tmp_path / "g", "--gallery", tmp_path / "g", "--csv",
-                              tmp_path / "new" / "x.csv")
-    assert code == 0 and (tmp_path / "new" / "x.csv").read_text().startswith("query,rank,gallery,distance"), stderr
 
 
 def rank_and_search(folder):

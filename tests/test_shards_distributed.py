@@ -51,9 +51,7 @@ def started():
         process.communicate()
 
 
-@pytest.mark.parametrize(("nodes", "output"), [
-    (two_nodes, ("x.npz",)), (lambda: ONE_NODE, ("x", "--shards", "5")),
-    pytest.param(two_nodes, ("x", "--shards", "5"), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("nodes", "output"), [(lambda: ONE_NODE, ("x.npz",)), (two_nodes, ("x", "--shards", "5"))])
 def test_two_processes_export_what_one_does(started, command, words, tmp_path, nodes, output):
     """Seven shards, which two processes cannot share equally."""
     name, *more = output

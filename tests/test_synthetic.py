@@ -2,23 +2,21 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import contents
 from numeric import numpy_generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.synthetic.body import LOOK_SHAPE
-from demo_sdtps.synthetic.pedestrians import CAMERAS, MINIMUM_SIZE, draw_triplet, is_night, make_identities
+from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
 from demo_sdtps.tools import make_synthetic
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
 SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]
 HEIGHT, WIDTH = 128, 64
@@ -27,10 +25,6 @@ HEIGHT, WIDTH = 128, 64
 def make(root, *more):
     make_synthetic.main(["--root", str(root), *SMALL, "--workers", "1", *more])
     return Path(root) / "RGBNT201"
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def stems(folder):
@@ -46,11 +40,6 @@ def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("made"))
 
 
-@pytest.fixture(scope="module")
-def default_looks():
-    return [identity.look for identity in make_identities(140, seed=0)]
-
-
 def test_layout_and_names(made):
     people = {}
     for split, count in (("train_171", 3), ("test", 2)):
@@ -58,6 +47,8 @@ def test_layout_and_names(made):
         for kind in (*MODALITIES, "MASK"):
             assert stems(made / split / kind) == names
             assert {path.suffix for path in (made / split / kind).iterdir()} == {".png" if kind == "MASK" else ".jpg"}
+        areas = [(np.asarray(Image.open(path)) > 0).mean() for path in (made / split / "MASK").iterdir()]
+        assert min(areas) > 0.05 and max(areas) < 0.6 and 0.15 < np.mean(areas) < 0.4
         parsed = [NAME.fullmatch(name).groups() for name in names]
         assert Counter((identity, camera) for identity, camera, _, _ in parsed) == dict.fromkeys(
             {(identity, f"{camera}") for identity, *_ in parsed for camera in (1, 2, 3, 4)}, 2)
@@ -89,29 +80,8 @@ def test_skipped_identities_leave_the_others_as_they_are(made, tmp_path):
         name: image for name, image in contents(made).items() if re.search(r"/00000[345]_", name)}
 
 
-def test_images_have_the_size_asked(tmp_path):
-    folder = make(tmp_path, "--height", "48", "--width", "40")
-    for kind in (*MODALITIES, "MASK"):
-        for path in (folder / "test" / kind).iterdir():
-            with Image.open(path) as image:
-                assert image.size == (40, 48)
-                assert (image.format, image.mode) == (("PNG", "L") if kind == "MASK" else ("JPEG", "RGB"))
-
-
-def test_masks_are_binary_and_of_a_persons_area(made):
-    areas = []
-    for split in ("train_171", "test"):
-        for path in (made / split / "MASK").iterdir():
-            mask = np.asarray(Image.open(path))
-            assert set(np.unique(mask)) == {0, 255}
-            areas.append((mask > 0).mean())
-    assert min(areas) > 0.05 and max(areas) < 0.6
-    assert 0.15 < np.mean(areas) < 0.4
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_only_the_three_looks_together_are_unique(seed):
-    looks = [identity.look for identity in make_identities(140, seed)]
+def test_only_the_three_looks_together_are_unique():
+    looks = [identity.look for identity in make_identities(140, 0)]
     assert len(set(looks)) == 140
     for modality, count in zip(("rgb", "ni", "ti"), LOOK_SHAPE, strict=True):
         shared = Counter(getattr(look, modality) for look in looks)
@@ -119,16 +89,6 @@ def test_only_the_three_looks_together_are_unique(seed):
         assert min(shared.values()) >= 4
     for pair in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti")):  # so that no modality can be left out
         assert len({tuple(getattr(look, modality) for modality in pair) for look in looks}) < 130
-
-
-def test_a_look_tells_nothing_of_the_other_modalities(default_looks):
-    for seen, hidden in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti"), ("ni", "rgb"), ("ti", "rgb"), ("ti", "ni")):
-        groups = defaultdict(list)
-        for look in default_looks:
-            groups[getattr(look, seen)].append(getattr(look, hidden))
-        assert all(len(set(group)) > 1 for group in groups.values())
-        guessed = sum(Counter(group).most_common(1)[0][1] for group in groups.values())
-        assert guessed < len(default_looks) / 2  # the best guess from one look, told the answers, is mostly wrong
 
 
 @pytest.mark.parametrize("modality", MODALITIES)
@@ -173,36 +133,16 @@ def test_night_comes_from_the_camera_alone():
     assert 0 < np.mean(rates) < 1
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    (["--height", str(MINIMUM_SIZE[0] - 1)], rf"--height is {MINIMUM_SIZE[0] - 1}.*must be {MINIMUM_SIZE[0]} or more"),
-    (["--identities", "0"], "--identities is 0"),
-    (["--images_per_camera", "101"], "must be from 1 to 100"),
-    (["--identities", "100000"], "100002 identities.*no more than"),
-])
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path, more, said):
-    with pytest.raises(UserError, match=said):
-        make(tmp_path, *more)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_with_the_same_arguments_writes_nothing(tmp_path, capsys):
+def test_a_run_with_the_same_arguments_writes_nothing_and_with_others_needs_overwrite(tmp_path, capsys):
     folder = make(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     make(tmp_path, "--workers", "2")
     assert "up to date" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    assert os.listdir(tmp_path) == ["RGBNT201"]
-
-
-def test_other_arguments_need_overwrite(tmp_path):
-    folder = make(tmp_path)
-    before = contents(folder)
     with pytest.raises(UserError, match="pass --overwrite"):
         make(tmp_path, "--seed", "5")
-    assert contents(folder) == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     make(tmp_path, "--seed", "5", "--overwrite")
-    assert contents(folder).keys() != before.keys() or contents(folder) != before
-    assert os.listdir(tmp_path) == ["RGBNT201"]
+    assert os.listdir(tmp_path) == ["RGBNT201"] and {path: path.stat().st_mtime_ns for path in folder.rglob("*")} != before
 
 
 @pytest.mark.parametrize("flags", [[], ["--overwrite"]])
@@ -227,11 +167,3 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No space left on device"):
         make(tmp_path)
     assert len(drawn) == 3 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_command_line(tmp_path):
-    cli_args = ("--root", "data", "--identities", "2", "--test_identities", "1", "--images_per_camera", "1")
-    done = subprocess.run([sys.executable, SCRIPT, *cli_args], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "8 training triplets" in done.stdout and "data/RGBNT201" in done.stdout

@@ -1,15 +1,14 @@
 """The synthetic shapes: files, determinism, and that images and captions say the same."""
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import contents
 from PIL import Image
 from transformers import AutoTokenizer, BertModel
 
-from demo_sdtps.config import UserError
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.synthetic.shapes import (
     COLOURS,
@@ -28,7 +27,6 @@ from demo_sdtps.synthetic.shapes import (
 )
 from demo_sdtps.tools import make_synthetic_captions
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic_captions.py"
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
 SHAPE = re.compile(rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"
                    rf"(?: (?:is )?({'|'.join(PLACES)}))?")
@@ -38,10 +36,6 @@ RELATION = re.compile(r" (next to|above|below|to the left of|to the right of) ")
 def make(root, *more):
     make_synthetic_captions.main(["--root", str(root), *SMALL, *more])
     return Path(root) / "shapes"
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def shapes_of(caption):
@@ -142,12 +136,6 @@ def test_a_caption_nearly_always_tells_its_image(scenes):
     assert min(fitting) == 1 and np.mean(np.array(fitting) > 1) < 0.06
 
 
-def test_every_word_is_in_the_vocabulary_and_every_one_is_used(scenes):
-    texts = [text for scene, _, captions in scenes for text in (*captions, long_caption(scene))]
-    assert {word for text in texts for word in text.split()} == set(VOCABULARY)
-    assert len(VOCABULARY) < 80
-
-
 def test_the_tower_loads_and_knows_every_word(made, scenes):
     tokenizer = AutoTokenizer.from_pretrained(made / "bert")
     tower = BertModel.from_pretrained(made / "bert").eval()
@@ -165,17 +153,3 @@ def test_same_arguments_same_bytes(made, tmp_path):
     again = make(tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
     assert contents(again) == contents(made)
-
-
-def test_what_cannot_be_drawn_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match="--captions is 21; it must be from 1 to 20"):
-        make(tmp_path, "--captions", "21")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_command_line(tmp_path, command):
-    code, stdout, stderr = command(make_synthetic_captions.main, "--root", tmp_path / "data", *SMALL)
-    assert code == 0 and stderr == ""
-    assert "4 training, 2 dev and 3 test images" in stdout and f"MODEL.TEXT_TOWER {tmp_path}/data/shapes/bert" in stdout
-    assert json.loads((tmp_path / "data/shapes/synthetic.json").read_text())["arguments"]["size"] == 32

@@ -1,0 +1,42 @@
+"""Every tool that draws a model: one run each on a small one, with slimming, SDTPS, HDM and ATMoE, which leaves its files."""
+import json
+
+import pytest
+from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
+
+from demo_sdtps.config import load_cfg
+from demo_sdtps.tools import draw_attention, draw_curves, draw_embedding, draw_ranks, draw_tokens, report
+
+MODEL = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]",
+         "INPUT.JOINT_AUGMENTATION", "True")
+WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
+TOOLS = {
+    "rollout": (draw_attention, (*WEIGHT, "--method", "rollout", "--samples", "1", "TEST.MISS", "t"), "x.png"),
+    "Grad-CAM": (draw_attention, (*WEIGHT, "--method", "gradcam", "--samples", "1", "--return_pattern", "1"), "x.png"),
+    "scatter plot": (draw_embedding, (*WEIGHT, "--colour", "camera", "--points", "9"), "x.png"),
+    "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
+    "kept patches": (draw_tokens, (*WEIGHT, "--samples", "1"), "x.png"),
+    "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
+    "report": (report, ("--run", "run", "--overwrite"), "run/tokens.png"),
+}
+"""Command, words, and a file that it must leave; from the folder of a finished run."""
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tools")
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *MODEL, "OUTPUT_DIR", folder / "run")[2:])
+    (folder / "run").mkdir()
+    checkpoint_file(folder / "run" / "last.pth", cfg)
+    (folder / "run" / "config.yml").write_text(cfg.dump())
+    (folder / "run" / "metrics.json").write_text(json.dumps([EPOCH]))
+    return folder
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_leaves_its_file(name, folder, command, monkeypatch):
+    tool, words, file = TOOLS[name]
+    monkeypatch.chdir(folder)
+    (folder / file).unlink(missing_ok=True)
+    code, stdout, stderr = command(tool.main, *words)
+    assert code == 0 and file in stdout and (folder / file).stat().st_size > 1000, stderr
