@@ -10,9 +10,8 @@ import argparse
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.evaluation.tables import PATTERN_NAMES, evaluated, read_records
+from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated, read_records
 from demo_sdtps.reports.figures import plt, save
-from demo_sdtps.training.output import METRICS
 
 IMAGE = "curves.png"
 
