@@ -1,4 +1,5 @@
 """One import name: what a user's environment sees of the project, in a checkout, installed, and beside other packages."""
+import ast
 import json
 import os
 import re
@@ -19,6 +20,9 @@ from demo_sdtps.modeling.checkpoint import save_checkpoint
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.training.record import commit
 
+ROOMS = ("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps", "reports",
+         "tools", "benchmarks")
+"""Folders of a checkout; each imports only those before it."""
 COMMON = ("config", "configs", "datasets", "evaluation", "modeling", "reports",
           "retrieval", "runtime", "training", "tools", "seps", "synthetic", "benchmarks",
           "studies", "tests")
@@ -194,3 +198,33 @@ def test_a_command_leaves_the_path_of_a_program_that_imports_it(tmp_path):
     (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport train_net\nimport helper\n")
     done = python(tmp_path / "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_imports_go_one_way():
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                module = (getattr(node, "module", None) or "").split(".") if isinstance(node, ast.ImportFrom) else []
+                if module[:1] == ["demo_sdtps"] and module[1:2] and module[1] in ROOMS:
+                    assert ROOMS.index(module[1]) <= ROOMS.index(room), f"{path}:{node.lineno}"
+
+
+def test_stable_names_that_moved_are_found_for_one_more_release():
+    done = python("-W", "error::DeprecationWarning", "-c", """
+from demo_sdtps.engine.metrics import evaluate_ranking
+from demo_sdtps.engine.optim import make_scheduler
+from demo_sdtps.engine.reranking import k_reciprocal
+from demo_sdtps.modeling.selectors.base import Score
+from demo_sdtps.modeling.scores import base
+from demo_sdtps.evaluation import metrics
+print(evaluate_ranking is metrics.evaluate_ranking, Score is base.Score)""", cwd=ROOT)
+    assert done.stdout.split() == ["True", "True"] and done.stderr.count("FutureWarning") == 2, done.stderr
+
+
+def test_features_of_own_images_need_no_command_line():
+    done = python("-c", """
+import sys
+from demo_sdtps import Extractor, load
+print([name for name, module in sys.modules.items() if name.startswith("demo_sdtps") and hasattr(module, "argparse")])""",
+                  cwd=ROOT)
+    assert done.stdout.split() == ["[]"], done.stderr
