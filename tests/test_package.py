@@ -92,24 +92,6 @@ def test_the_public_names_are_there(tmp_path):
                                         "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
 
 
-@pytest.mark.slow
-def test_a_checkout_without_links_is_found_too(tmp_path):
-    """As git makes one where the system has no symbolic links: text files in their place."""
-    folder = tmp_path / "demo_sdtps"
-    folder.mkdir()
-    for path in (ROOT / "demo_sdtps").iterdir():
-        if path.is_symlink():
-            (folder / path.name).write_text(os.readlink(path))
-        elif path.is_file():
-            (folder / path.name).write_bytes(path.read_bytes())
-    for name in ("config", "datasets", "training", "modeling", "train_net.py"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model, train_net\n"
-               "print(get_cfg().MODEL.NAME, make_model.__module__, train_net.main.__module__)")
-    done = python("-c", program, tmp_path, cwd=ROOT.parent)
-    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo", "demo_sdtps.train_net"], done.stderr
-
-
 def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monkeypatch):
     cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
     save_checkpoint(tmp_path / "runs" / "demo" / "best.pth", cfg, make_model(cfg, 60, 4), 1)
@@ -187,11 +169,3 @@ def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path
 def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     assert commit(tmp_path / "site-packages" / "demo_sdtps") == {"commit": None, "changed": None}
-
-
-@pytest.mark.slow
-def test_a_command_leaves_the_path_of_a_program_that_imports_it(tmp_path):
-    (tmp_path / "helper.py").write_text("")
-    (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport train_net\nimport helper\n")
-    done = python(tmp_path / "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
