@@ -167,12 +167,3 @@ def no_process_left():
     before = set(multiprocessing.active_children())
     yield
     assert not set(multiprocessing.active_children()) - before
-
-
-@pytest.fixture
-def place(own_root, tmp_path):
-    """Where a case of hostile input is made; see tests/hostile.py."""
-    from hostile import Place
-
-    (tmp_path / "else").mkdir()
-    return Place(own_root, tmp_path / "else")

@@ -58,23 +58,16 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def assert_same(reference, output):
-    """Weights, optimisers, random states, metrics: all to the last bit."""
-    assert not differing(reference, output)
-
-
 DURATIONS_AND_PATHS = ("/meter/waited", "/meter/seconds", "/config")  # in last.pth, which differ between equal runs
 
 
-def differing(reference, output):
-    """The entries of metrics.json, last.pth and best.pth in which two runs differ."""
-    found = [] if (reference / "metrics.json").read_bytes() == (output / "metrics.json").read_bytes() else ["metrics.json"]
+def assert_same(reference, output):
+    """Weights, optimisers, random states, metrics: all to the last bit."""
+    assert (reference / "metrics.json").read_bytes() == (output / "metrics.json").read_bytes()
     for name in ("last.pth", "best.pth"):
         one, other = (dict(leaves(torch.load(folder / name, weights_only=True))) for folder in (reference, output))
-        found += [f"{name} {key}" for key in sorted(one.keys() ^ other.keys())]
-        found += [f"{name} {key}" for key in sorted(one.keys() & other.keys())
-                  if key not in DURATIONS_AND_PATHS and not equal(one[key], other[key])]
-    return found
+        assert one.keys() == other.keys()
+        assert not [key for key, value in one.items() if key not in DURATIONS_AND_PATHS and not equal(value, other[key])], name
 
 
 def leaves(content, name=""):

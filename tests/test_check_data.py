@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 import seps_tiny
-from commands import CONFIG, ONE_LINE, ROOT, cli_args_for, contents
+from commands import CONFIG, ONE_LINE, ROOT, cli_args_for
 from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
 from demo_sdtps.config import load_cfg
@@ -106,9 +106,3 @@ def test_captions(checked, refused, shapes_root, tmp_path):
     assert "TEST.FOLDS is 3" in refused(*words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
     assert "_caps.txt is missing" in refused(*words, "DATASETS.ROOT_DIR", tmp_path)
-
-
-def test_the_output_is_not_written_into_the_data(refused, own_root):
-    before = contents(own_root)
-    assert "which this command reads" in refused(*cli_args_for(own_root), "--json", own_root / "RGBNT201" / "x.json")
-    assert contents(own_root) == before

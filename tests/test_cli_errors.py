@@ -1,137 +1,142 @@
-"""What goes wrong at the commands: one sentence, exit code 2, nothing left behind.
+"""A user's mistakes at the commands: one sentence, exit code 2, nothing left behind.
 
-Data and checkpoints from elsewhere, and words that mean nothing: tests/test_hostile_*.py.
+Those in configurations: tests/test_config_errors.py. Each reader and module has tests of what it refuses.
 """
+import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, cli_args_for, table_of, weights_file
+import seps_tiny
+import torch
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, cli_args_for, contents, weights_file
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps import test_net, train_net, train_seps
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.tools import draw_curves, export_features, profile_flops, report
+from demo_sdtps.tools import draw_curves, export_features, profile_flops, report, selection_quality
+
+PROGRESS = ("reading images", "verifying images", "extracting features")
+"""Titles of progress bars, which may remain in stderr."""
 
 
 @pytest.fixture
 def fails(command, monkeypatch, tmp_path):
-    """Call a command that must end with one line on stderr and leave nothing behind: → that line."""
-    output = tmp_path / "output"
-
-    def call(main, *words, leaves=()):
-        (tmp_path / "cwd").mkdir(exist_ok=True)
-        monkeypatch.chdir(tmp_path / "cwd")
-        code, stdout, stderr = command(main, *words, *([] if "OUTPUT_DIR" in words else ["OUTPUT_DIR", output]))
-        assert code == 2, stderr
+    """Call a command, which must end with one sentence and leave every file as it was: → that sentence."""
+    def call(main, *words):
+        monkeypatch.chdir(tmp_path)
+        before = contents(tmp_path)
+        code, stdout, stderr = command(main, *words)
+        assert code == 2 and not stdout and "Traceback" not in stderr, stderr
         # A progress bar that is wiped away leaves a carriage return and blanks before the line.
-        said = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and "reading images" not in line
-                and "verifying images" not in line and "extracting features" not in line]
-        assert said[0].startswith(ONE_LINE) and "Traceback" not in stderr and not stdout
-        assert list((tmp_path / "cwd").iterdir()) == []
-        assert not output.exists()
-        return said[0] if len(said) == 1 else "\n".join(said)
+        lines = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and not line.startswith(PROGRESS)]
+        assert lines[0].startswith((ONE_LINE, "usage: ")), stderr
+        assert contents(tmp_path) == before
+        return "\n".join(lines)
 
     return call
 
 
-@pytest.mark.parametrize("opts", [["DATASETS.VERIFY", "True", "DATASETS.CACHE", "no"], ["DATASETS.CACHE", "yes"],
-                                  ["DATASETS.VERIFY", "True"]], ids=" ".join)
-@pytest.mark.parametrize("split", ["train_171", "test"])
-def test_fails_for_an_empty_image_before_anything_is_written(fails, own_root, opts, split):
-    empty = sorted((own_root / "RGBNT201" / split / "NI").iterdir())[5]
-    empty.write_bytes(b"")
-    said = fails(train_net.main, *cli_args_for(own_root, *opts))
-    assert str(empty) in said and "it is empty" in said
+@pytest.fixture
+def weights(own_root, tmp_path):
+    """Of the tiny model, as they are made."""
+    return weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(own_root)[2:]))
 
 
-def test_fails_for_an_empty_image_that_is_met_on_the_way(own_root, tmp_path):
-    """Without cache and check it is found when it is its turn, by a loading process: one line as well."""
-    for empty in (own_root / "RGBNT201" / "test" / "NI").iterdir():
-        empty.write_bytes(b"")
-    words = cli_args_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "output")
+def empty_image(root, weights):
+    sorted((root / "RGBNT201" / "test" / "NI").iterdir())[5].write_bytes(b"")
+
+
+def no_image(root, weights):
+    sorted((root / "RGBNT201" / "test" / "NI").iterdir())[5].unlink()
+
+
+def one_camera(root, weights):
+    for modality in MODALITIES:
+        for path in (root / "RGBNT201" / "test" / modality).iterdir():
+            if "_cam1_" not in path.name:
+                path.unlink()
+
+
+def cut_short(root, weights):
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+def not_finite(root, weights):
+    content = torch.load(weights, weights_only=True)
+    content["model"]["backbone.vit.norm.weight"].fill_(torch.nan)
+    torch.save(content, weights)
+
+
+def no_masks(root, weights):
+    shutil.rmtree(root / "RGBNT201" / "test" / "MASK")
+
+
+def nothing(root, weights):
+    """The words are the mistake."""
+
+
+FILE = ("--weight", "w.pth")
+TRAIN = ("OUTPUT_DIR", "run")
+EXAMPLES = {
+    "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
+    "a damaged image, by DATASETS.VERIFY": (train_net, empty_image, (*TRAIN, "DATASETS.VERIFY", "True"), "it is empty"),
+    "a damaged image, on the way": (export_features, empty_image, (*FILE, "--output", "x.npz"), "it is empty"),
+    "a missing folder": (train_net, nothing, (*TRAIN, "DATASETS.ROOT_DIR", "none"), "is not at none"),
+    "a GPU that is not there": (train_net, nothing, (*TRAIN, "MODEL.DEVICE", "cuda:99"), "The GPU cuda:99"),
+    "an output that is a file": (train_net, nothing, ("OUTPUT_DIR", "w.pth"), "w.pth"),
+    "no match for any query": (test_net, one_camera, FILE, "has a match in the gallery"),
+    "weights that are not there": (test_net, nothing, ("--weight", "none.pth"), "do not exist"),
+    "weights that end early": (test_net, cut_short, FILE, "cannot be read"),
+    "weights that are not finite": (test_net, not_finite, FILE, "not finite"),
+    "no masks": (selection_quality, no_masks, FILE, "no foreground masks"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_mistake_is_one_sentence(fails, own_root, weights, name):
+    tool, make, words, said = EXAMPLES[name]
+    make(own_root, weights)
+    assert said in fails(tool.main, *cli_args_for(own_root), *words)
+
+
+def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
+    empty_image(own_root, None)
+    words = cli_args_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "run")
     done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert last.startswith("error: The image ") and "it is empty" in last
 
 
-def test_fails_for_too_few_identities(fails, tiny_root):
-    said = fails(train_net.main, *cli_args_for(tiny_root, "SOLVER.IMS_PER_BATCH", "16"))
-    assert "has 6 identities" in said and "lower SOLVER.IMS_PER_BATCH to at most 12" in said
-
-
-@pytest.mark.parametrize("opts", [["MODEL.DEVICE", "cuda:99"], ["MODEL.DEVICE", "cuda", "MODEL.DEVICE_ID", "99"]],
-                         ids=["device", "its number"])
-def test_fails_for_a_gpu_that_is_not_there(fails, tiny_root, opts):
-    said = fails(train_net.main, *cli_args_for(tiny_root, *opts))
-    assert "The GPU cuda:99" in said and "CUDA devices that torch can use" in said and "set MODEL.DEVICE to 'cpu'" in said
-
-
-def test_fails_for_pretrained_weights_of_something_else(fails, tiny_root, small_weights):
-    words = cli_args_for(tiny_root, "MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", small_weights)
-    assert "holds no weights of test_vit" in fails(train_net.main, *words)
-
-
-def test_fails_for_an_output_that_is_a_file(fails, tiny_root, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    assert str(tmp_path / "file") in fails(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "file"))
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.fixture
-def small_weights(tiny_root, tmp_path):
-    return weights_file(tmp_path / "weights.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
-
-
-def test_weights_without_a_run_are_tested(command, tiny_root, small_weights):
-    code, stdout, _ = command(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights))
-    assert code == 0 and list(table_of(stdout)) == ["1", "2", "3"]
-
-
-def test_fails_for_weights_of_another_configuration(fails, tiny_root, small_weights):
-    small_weights = str(small_weights)
-    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights, config=BASELINE))
-    assert small_weights in said and "do not fit" in said and "config.yml" in said
-    assert said.count("is not part of the model") == 3 and "sdtps" in said and "and 36 more" in said
-    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", small_weights, "INPUT.SIZE_TRAIN", "[64,16]",
-                                           "INPUT.SIZE_TEST", "[64,16]"))
+def test_weights_of_another_configuration_are_told_by_their_tensors(fails, own_root, weights):
+    said = fails(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
+    assert "do not fit" in said and said.count("is not part of the model") == 3 and "sdtps" in said and "and 36 more" in said
+    said = fails(test_net.main, *cli_args_for(own_root, *FILE, "INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]"))
     assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
-
-
-def test_fails_for_weights_of_a_smaller_configuration(fails, tiny_root, tmp_path):
-    path = weights_file(tmp_path / "baseline.pth", load_cfg(BASELINE, cli_args_for(tiny_root)[2:]))
-    said = fails(test_net.main, *cli_args_for(tiny_root, "--weight", path))
+    weights_file(weights, load_cfg(BASELINE, cli_args_for(own_root)[2:]))
+    said = fails(test_net.main, *cli_args_for(own_root, *FILE))
     assert said.count("is missing") == 3 and "sdtps." in said
 
 
-def test_a_failed_export_leaves_no_file(fails, own_root, small_weights, tmp_path):
-    empty = own_root / "RGBNT201" / "test" / "RGB" / sorted(os.listdir(own_root / "RGBNT201" / "test" / "RGB"))[3]
-    empty.write_bytes(b"")
-    said = fails(export_features.main, *cli_args_for(own_root, "--weight", small_weights), "--output", tmp_path / "x.npz")
-    assert str(empty) in said
-    assert not list(tmp_path.glob("x.npz*"))
-
-
-@pytest.mark.parametrize(("flag", "value"), [("--num_class", "0"), ("--camera_num", "-5"), ("--num_class", "many"),
-                                             ("--camera_num", "99999999999")])
-def test_profile_refuses_what_is_no_count(command, flag, value):
-    code, stdout, stderr = command(profile_flops.main, "--config_file", CONFIG, f"{flag}={value}")
-    assert code == 2 and not stdout and flag in stderr and value in stderr and "Traceback" not in stderr
+@pytest.mark.parametrize(("tool", "words", "said"), [
+    (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
+    (train_seps, ["MODEL.TEXT_TOWER", "none"], "MODEL.TEXT_TOWER none"),
+    (train_seps, ["INPUT.SIZE", "[32,64]"], "square"),
+    (train_seps, ["INPUT.MAX_LONG_WORDS", "9999"], "INPUT.MAX_LONG_WORDS is 9999"),
+    (seps_tiny.test_seps, FILE, "holds no weights of SEPS"),
+], ids=["data", "text tower", "size", "long texts", "weights of train_net.py"])
+def test_a_mistake_with_seps_is_one_sentence(fails, shapes_root, weights, tool, words, said):
+    assert said in fails(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
 @pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])
-@pytest.mark.parametrize("content", ["[]", "{}", "[1", '[{"epoch": 1}]'])
-def test_fails_for_a_run_without_evaluated_epochs(command, tmp_path, content, tool):
-    (tmp_path / "metrics.json").write_text(content)
-    code, _, stderr = command(tool.main, "--run", tmp_path)
-    assert code == 2 and stderr.startswith(ONE_LINE) and "metrics.json" in stderr and stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+@pytest.mark.parametrize("records", [[], [{"epoch": 1}]])
+def test_a_run_without_evaluated_epochs(fails, tmp_path, records, tool):
+    (tmp_path / "metrics.json").write_text(json.dumps(records))
+    assert "metrics.json" in fails(tool.main, "--run", tmp_path)
 
 
-def test_fails_without_a_match_for_any_query(fails, own_root, small_weights):
-    for modality in MODALITIES:
-        for path in (own_root / "RGBNT201" / "test" / modality).iterdir():
-            if "_cam1_" not in path.name:
-                path.unlink()
-    assert "has a match in the gallery" in fails(test_net.main, *cli_args_for(own_root, "--weight", small_weights))
+def test_a_flag_that_is_no_count(fails):
+    assert "--num_class" in fails(profile_flops.main, "--config_file", CONFIG, "--num_class=0")

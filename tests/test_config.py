@@ -76,13 +76,10 @@ def test_get_cfg_is_fresh_each_time():
     assert not fresh.SOLVER.is_frozen()
 
 
-def test_every_key_is_described_once():
+def test_every_key_is_described_once_and_allows_its_default():
     assert len({key.name for key in KEYS}) == len(KEYS)
-    assert [key.name for key in KEYS if len(key.description) < 5 or key.description.endswith(".")] == []
-
-
-def test_a_key_allows_its_own_default():
     for key in KEYS:
+        assert len(key.description) > 4 and not key.description.endswith("."), key.name
         if callable(key.allowed):
             assert key.allowed(key.default) is True and key.allowed_text, key.name
         else:
@@ -122,79 +119,44 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
 
 @pytest.mark.parametrize(("text", "name", "expected"), [
     ("MODEL: {DEVICE_ID: ('0')}", "MODEL.DEVICE_ID", "0"),
-    ("MODEL: {DEVICE_ID: '1'}", "MODEL.DEVICE_ID", "1"),
-    ("DATASETS: {NAMES: ('RGBNT201')}", "DATASETS.NAMES", "RGBNT201"),
     ("SOLVER: {WEIGHT_DECAY: 1e-3}", "SOLVER.WEIGHT_DECAY", 0.001),
     ("SOLVER: {BIAS_LR_FACTOR: 3}", "SOLVER.BIAS_LR_FACTOR", 3.0),
-    ("MODEL: {SIE_COE: 1}", "MODEL.SIE_COE", 1.0),
-    ("MODEL: {STRIDE_SIZE: [ 12, 12 ]}", "MODEL.STRIDE_SIZE", [12, 12]),
     ("MODEL: {STRIDE_SIZE: '(12, 12)'}", "MODEL.STRIDE_SIZE", [12, 12]),
     ("SOLVER: {STEPS: [40, 70]}", "SOLVER.STEPS", (40, 70)),
-    ("MODEL: {IF_WITH_CENTER: no}", "MODEL.IF_WITH_CENTER", "no"),
-    ("TEST: {MISS: \"nothing\"}", "TEST.MISS", "nothing"),
     ("TEST: {MISS: None}", "TEST.MISS", "None"),
     ("TEST: {MISS: n}", "TEST.MISS", "n"),
-    ("MODEL: {IF_LABELSMOOTH: 'off'}", "MODEL.IF_LABELSMOOTH", "off"),
     ("MODEL: {IF_LABELSMOOTH: off}", "MODEL.IF_LABELSMOOTH", "off"),
-    ("MODEL: {IF_LABELSMOOTH: on}", "MODEL.IF_LABELSMOOTH", "on"),
-    ("TEST: {FEAT_NORM: no}", "TEST.FEAT_NORM", "no"),
     ("TEST: {FEAT_NORM: yes}", "TEST.FEAT_NORM", "yes"),
-    ("DATASETS: {CACHE: no}", "DATASETS.CACHE", "no"),
     ("MODEL: {USE_SDTPS: yes}", "MODEL.USE_SDTPS", True),
     ("SOLVER.MAX_EPOCHS: 3", "SOLVER.MAX_EPOCHS", 3),
-    ("\ufeffMODEL:\n  HEAD: 4\n", "MODEL.HEAD", 4),  # a byte order mark
-    ("MODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # Windows
-    ("INPUT: {SIZE_TRAIN: &size [32, 16], SIZE_TEST: *size}", "INPUT.SIZE_TEST", [32, 16]),
+    ("\ufeffMODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # as an editor on Windows writes it
+    ("MODEL:\n  # HEAD: 2\nSOLVER:\n  SEED: 3", "SOLVER.SEED", 3),  # all of a section commented out
 ])
 def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
     found = value_of(load_cfg(write(tmp_path, text)), name)
     assert found == expected and type(found) is type(expected)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing but a comment\n"])
-def test_an_empty_file_gives_the_defaults(tmp_path, text):
-    cfg, expected = load_cfg(write(tmp_path, text)), get_cfg()
-    expected.OUTPUT_DIR = "runs/some/run"
-    assert cfg == expected
-
-
-def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path):
-    path = write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}")
-    cfg = load_cfg(path, ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS", "9"])
+@pytest.mark.parametrize("opts", [
+    ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS", "9"], ["SOLVER.MAX_EPOCHS=9"],
+    ["SOLVER.MAX_EPOCHS=7", "SOLVER.MAX_EPOCHS", 9]], ids=str)
+def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path, opts):
+    cfg = load_cfg(write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}"), [*opts, "OUTPUT_DIR=runs/lr=0.1"])
     assert (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED, cfg.SOLVER.EVAL_PERIOD) == (9, 5, 1)
+    assert cfg.OUTPUT_DIR == "runs/lr=0.1"
 
 
-@pytest.mark.parametrize("opts", [
-    ["SOLVER.BASE_LR=0.25", "SOLVER.SEED=7"], ["SOLVER.BASE_LR=0.25", "SOLVER.SEED", "7"],
-    ["SOLVER.SEED=1", "SOLVER.BASE_LR", "0.25", "SOLVER.SEED=7"], ["SOLVER.BASE_LR", 0.25, "SOLVER.SEED", 7]], ids=str)
-def test_key_value_with_and_without_a_sign(opts):
-    assert load_cfg(None, opts) == load_cfg(None, ["SOLVER.BASE_LR", "0.25", "SOLVER.SEED", "7"])
-
-
-@pytest.mark.parametrize("opts", [["OUTPUT_DIR=runs/lr=0.1"], ["OUTPUT_DIR", "runs/lr=0.1"]], ids=" ".join)
-def test_a_value_may_hold_the_sign(opts):
-    assert load_cfg(None, opts).OUTPUT_DIR == "runs/lr=0.1"
-
-
-@pytest.mark.parametrize("name", ["RGBNT201/DeMo_SDTPS.yml", "configs/RGBNT201/DeMo_SDTPS.yml"])
-def test_a_short_name_is_that_of_the_package(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    assert load_cfg(name) == load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml")
-
-
-@pytest.mark.parametrize("opts", [
-    [], ["MODEL.IF_LABELSMOOTH", "off", "TEST.FEAT_NORM", "no", "TEST.MISS", "nt", "MODEL.DEVICE", "cpu"],
-    ["SOLVER.WEIGHT_DECAY", "1e-5", "SOLVER.STEPS", "(40, 70)", "OUTPUT_DIR", "a b/ü"],
-    ["MODEL.METRIC_LOSS_TYPE", "triplet_center", "MODEL.IF_WITH_CENTER", "yes", "MODEL.DEVICE_ID", "3"],
-])
-def test_a_dumped_configuration_loads_back_equal(tmp_path, opts):
+def test_a_dumped_configuration_loads_back_equal(tmp_path):
+    opts = ["MODEL.IF_LABELSMOOTH", "off", "TEST.FEAT_NORM", "no", "TEST.MISS", "nt", "SOLVER.WEIGHT_DECAY", "1e-5",
+            "SOLVER.STEPS", "(40, 70)", "MODEL.DEVICE_ID", "3", "OUTPUT_DIR", "a b/ü"]
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", opts)
     assert load_cfg(write(tmp_path, cfg.dump())) == cfg
 
 
 def test_output_dir_follows_the_file_unless_it_is_given(tmp_path, monkeypatch):
-    path = write(tmp_path, "")
-    assert load_cfg(path).OUTPUT_DIR == "runs/some/run"
+    path, expected = write(tmp_path, ""), get_cfg()
+    expected.OUTPUT_DIR = "runs/some/run"
+    assert load_cfg(path) == expected
     assert load_cfg(path, ["OUTPUT_DIR", "elsewhere"]).OUTPUT_DIR == "elsewhere"
     monkeypatch.chdir(path.parent)  # a name without folder still has one
     assert load_cfg("run.yml").OUTPUT_DIR == "runs/some/run"
@@ -205,29 +167,9 @@ def test_a_loaded_configuration_is_frozen():
         load_cfg().SOLVER.SEED = 1
 
 
-def test_a_section_without_keys_is_no_unknown_key(tmp_path):
-    """All of a section commented out, as one does in an experiment."""
-    cfg = load_cfg(write(tmp_path, "MODEL:\n  # USE_SDTPS: True\nSOLVER:\n  SEED: 3"))
-    assert cfg.SOLVER.SEED == 3 and not cfg.MODEL.USE_SDTPS
-
-
-# Keys that are gone
-
-@pytest.fixture
-def removed(monkeypatch):
+def test_a_removed_key_is_ignored_at_its_old_default_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(load.REMOVED_KEYS, "MODEL.GONE", 0.5)
-
-
-@pytest.mark.parametrize("opts", [(), ("MODEL.GONE", "0.5"), ("MODEL.GONE=0.5",)], ids=" ".join)
-def test_a_removed_key_is_ignored_at_its_old_default(tmp_path, removed, opts):
-    text = "MODEL: {GONE: 0.5, HEAD: 4}"
-    for config in (write(tmp_path, text), load.StoredText(Path("x.pth"), text)):
-        cfg = load_cfg(config, opts)
-        assert cfg.MODEL.HEAD == 4 and "GONE" not in cfg.MODEL
-
-
-def test_a_removed_key_at_another_value_names_the_last_commit_that_has_it(tmp_path, removed):
-    path = write(tmp_path, "MODEL: {GONE: 0.4}")
-    for message in (error(path), error(load.StoredText(Path("x.pth"), path.read_text())), error(None, ["MODEL.GONE", "0.4"])):
-        assert message.startswith("MODEL.GONE in ") and "0.4" in message and "default was 0.5" in message
-        assert message.endswith(f"the last commit that has it is {load.LAST_COMMIT}.")
+    for config in (write(tmp_path, "MODEL: {GONE: 0.5}"), load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.5}")):
+        assert "GONE" not in load_cfg(config, ["MODEL.GONE", "0.5"]).MODEL
+    for message in (error(load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.4}")), error(None, ["MODEL.GONE", "0.4"])):
+        assert message.startswith("MODEL.GONE in ") and "default was 0.5" in message and load.LAST_COMMIT in message

@@ -80,14 +80,6 @@ def test_to_ours_and_back(convert, demo, tmp_path):
     assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
 
 
-def test_to_demo_and_back(convert, ours, tmp_path):
-    expected = torch.load(ours, weights_only=True)["model"]
-    bare, _ = convert(ours, tmp_path / "demo.pth", "demo")
-    assert all(isinstance(tensor, torch.Tensor) for tensor in bare.values())
-    content, _ = convert(tmp_path / "demo.pth", tmp_path / "ours.pth", "ours")
-    assert_same(dict(sorted(content["model"].items())), dict(sorted(expected.items())))
-
-
 def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_path):
     """Of the same patch size, though the backbone's own is another."""
     for source in (ours, demo):
@@ -97,16 +89,6 @@ def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_pa
         assert "0 missing" in load_pretrained(model.backbone, "test_vit", str(tmp_path / "backbone.pth"))
         expected = torch.load(ours, weights_only=True)["model"]
         assert_same(model.backbone.vit.state_dict(), {name: expected[f"backbone.vit.{name}"] for name in weights})
-
-
-def test_a_prefix_goes_and_half_precision_stays(convert, demo, tmp_path):
-    """A checkpoint of several devices in half precision: the prefix goes, the type stays."""
-    half = {name: tensor.half() if tensor.is_floating_point() else tensor
-            for name, tensor in torch.load(demo, weights_only=True).items()}
-    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in half.items()}}, tmp_path / "half.pth")
-    convert(tmp_path / "half.pth", tmp_path / "ours.pth", "ours")
-    back, _ = convert(tmp_path / "ours.pth", tmp_path / "back.pth", "demo")
-    assert_same(back, half)
 
 
 def test_unknown_tensors_are_kept_and_told(convert, demo, tmp_path):
@@ -158,18 +140,13 @@ def refuses(command, tmp_path):
     return call
 
 
-@pytest.mark.parametrize(("to", "other"), [("ours", "demo"), ("demo", "ours")])
-def test_refuses_where_there_is_nothing_to_convert(refuses, ours, demo, tmp_path, to, other):
-    source = {"ours": ours, "demo": demo}[to]
-    said = refuses(source, tmp_path / "x.pth", to)
-    assert str(source) in said and "nothing to convert" in said and f"--to {other}" in said
+def test_refuses_where_there_is_nothing_to_convert(refuses, ours, demo, tmp_path):
+    for source, to, other in ((ours, "ours", "demo"), (demo, "demo", "ours")):
+        said = refuses(source, tmp_path / "x.pth", to)
+        assert str(source) in said and "nothing to convert" in said and f"--to {other}" in said
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "do not exist"), ({"model": [1, 2]}, "no weights of this model"),
-                                                 ({"weight": torch.ones(3)}, "no weights of this model")])
-def test_refuses_what_is_no_checkpoint_of_this_model(refuses, tmp_path, content, reason):
-    source = tmp_path / "source.pth"
-    if content:
-        torch.save(content, source)
-    said = refuses(source, tmp_path / "x.pth", "ours")
-    assert str(source) in said and reason in said
+def test_refuses_what_is_no_checkpoint_of_this_model(refuses, tmp_path):
+    torch.save({"weight": torch.ones(3)}, tmp_path / "source.pth")
+    assert "no weights of this model" in refuses(tmp_path / "source.pth", tmp_path / "x.pth", "ours")
+    assert "do not exist" in refuses(tmp_path / "none.pth", tmp_path / "x.pth", "ours")

@@ -1,4 +1,6 @@
 """Training, evaluation, export and images on a tiny copy of every data set, as a user types it."""
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -56,3 +58,23 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     assert scores["3"] == expected_row
     if name == "MSVR310":
         assert slow_score("camera")[1] != expected_row["mAP"], "the other protocol would show"
+
+
+def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path, command):
+    """A person of training in the test, seen by one camera alone: no unseen identity, and a query without a match."""
+    def warnings_of_a_run():
+        words = cli_args_for(own_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1", "--overwrite", "OUTPUT_DIR",
+                             tmp_path / "run")
+        code, _, stderr = command(train_net.main, *words)
+        assert code == 0, stderr
+        log = (tmp_path / "run" / "log.txt").read_text()
+        return [line for line in log.splitlines() if "WARNING: " in line and "RANDOM" not in line]
+
+    assert warnings_of_a_run() == []
+    for modality in ("RGB", "NI", "TI"):
+        folder = own_root / "RGBNT201" / "test" / modality
+        shutil.copy(sorted(folder.iterdir())[0], folder / "000003_cam1_0_77.jpg")
+    shared, unmatched = warnings_of_a_run()
+    assert "1 identities are in training and test, the first 3" in shared
+    assert "1 of 33 queries have no match in the gallery" in unmatched
+    assert all(0 < values["mAP"] <= 1 for values in records_of(tmp_path / "run")[-1]["patterns"].values())

@@ -5,9 +5,8 @@ import sys
 import time
 
 import pytest
-import torch
 from commands import ROOT
-from interrupted import EVERY_STEP, assert_same, cli_args_for, differing
+from interrupted import EVERY_STEP, assert_same, cli_args_for
 
 MOMENTS = {"after a save": lambda output: True, "while it saves": lambda output: any(output.glob("*.part"))}
 
@@ -39,14 +38,3 @@ def test_a_killed_run_ends_bit_equal(tiny_root, tmp_path):
         said = process.communicate()[1]
         assert process.returncode == 0, said
     assert_same(tmp_path / "undisturbed", tmp_path / "killed")
-
-
-def test_differences_of_two_runs_are_found(tmp_path):
-    for name, changed in (("one", 0.0), ("other", 1e-9)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.json").write_text(name)
-        for file in ("last.pth", "best.pth"):
-            torch.save({"model": {"a": torch.tensor([changed])}, "epoch": 1, "meter": {"seconds": changed}},
-                       tmp_path / name / file)
-    assert differing(tmp_path / "one", tmp_path / "other") == ["metrics.json", "last.pth /model/a", "best.pth /model/a"]
-    assert not differing(tmp_path / "one", tmp_path / "one")

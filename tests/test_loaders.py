@@ -4,7 +4,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from multiprocessing import active_children
@@ -16,7 +15,7 @@ import torch
 from commands import ROOT, cli_args_for
 from launch import children_of, wait_for
 from numeric import assert_close
-from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalised, zero_bytes
+from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalised
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
@@ -26,7 +25,6 @@ from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
     TripletDataset,
     batches,
-    collate,
     test_loader,
     train_loader,
     use_cache,
@@ -44,54 +42,6 @@ def test_loading_leaves_the_generators_of_training_alone(tiny_root, workers):
         list(batches(loader))
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert np.random.get_state()[1].tolist() == before[2]
-
-
-class Told(torch.utils.data.Dataset):
-    """Tells which items were asked for; the one numbered `broken` cannot be made."""
-
-    def __init__(self, broken=None):
-        self.broken, self.asked = broken, []
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        self.asked.append((index, threading.current_thread() is threading.main_thread()))
-        if index == self.broken:
-            raise ZeroDivisionError
-        return [torch.full((1,), float(index))] * 3, index, 0
-
-
-def told(broken=None):
-    dataset = Told(broken)
-    return dataset, batches(torch.utils.data.DataLoader(dataset, collate_fn=collate))
-
-
-def test_a_thread_is_one_batch_ahead_and_no_more():
-    dataset, loaded = told()
-    for index, (images, labels, _) in enumerate(loaded):
-        assert labels.tolist() == [index] and images["TI"].tolist() == [[index]]
-        until = time.monotonic() + 30
-        while len(dataset.asked) < min(5, index + 2) and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(0.05)  # for one that should not be asked for
-        assert dataset.asked == [(place, False) for place in range(min(5, index + 2))]
-    assert index == 4
-
-
-def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken():
-    _, loaded = told(broken=2)
-    assert [next(loaded)[1].tolist() for _ in range(2)] == [[0], [1]]
-    with pytest.raises(ZeroDivisionError):
-        next(loaded)
-
-
-def test_the_thread_ends_with_a_loop_that_is_left():
-    dataset, loaded = told()
-    threads = threading.active_count()
-    next(loaded)
-    loaded.close()
-    assert threading.active_count() == threads and len(dataset.asked) == 2
 
 
 def load_epoch(root, *opts, epoch=1):
@@ -223,21 +173,14 @@ def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkey
     monkeypatch.setattr(loaders, "GRACE", 2)
     before, loader = set(active_children()), loading(tiny_root)
     loaded = batches(loader)
-    next(loaded)
+    next(loaded), next(loaded)  # one of each process, which have both begun
     workers = set(active_children()) - before
     for number in (signal.SIGINT, signal.SIGTERM):
         for worker in workers:
             os.kill(worker.pid, number)
         time.sleep(0.5)
         assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
-    assert len(list(loaded)) == len(loader) - 1
-
-
-def test_a_damaged_image_is_reported_while_the_cache_is_filled(own_root):
-    cfg = config(own_root, "DATASETS.CACHE", "yes")
-    samples = read_splits(cfg, ("train",))["train"]
-    zero_bytes(Path(samples[30].paths[1]))
-    assert samples[30].paths[1] in message_of(train_loader, cfg, samples)
+    assert len(list(loaded)) == len(loader) - 2
 
 
 def test_too_few_identities_for_a_batch_are_reported(tiny_root):
@@ -247,12 +190,6 @@ def test_too_few_identities_for_a_batch_are_reported(tiny_root):
     assert "lower SOLVER.IMS_PER_BATCH to at most 24" in message
     cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "24")  # what it advises works
     assert len(train_loader(cfg, read_splits(cfg, ("train",))["train"])) > 0
-
-
-def test_advice_for_too_few_identities_can_be_followed(tiny_root):
-    cfg = config(tiny_root)
-    samples = [sample for sample in read_splits(cfg, ("train",))["train"] if sample.identity == 1]
-    assert "to at most 4" not in message_of(train_loader, cfg, samples)
 
 
 def test_auto_caches_what_fits(tiny_root, monkeypatch):

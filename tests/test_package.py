@@ -192,14 +192,6 @@ def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_
     assert commit(tmp_path / "site-packages" / "demo_sdtps") == {"commit": None, "changed": None}
 
 
-@pytest.mark.slow
-def test_a_command_leaves_the_path_of_a_program_that_imports_it(tmp_path):
-    (tmp_path / "helper.py").write_text("")
-    (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport train_net\nimport helper\n")
-    done = python(tmp_path / "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 def test_imports_go_one_way():
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):

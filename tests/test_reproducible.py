@@ -22,15 +22,14 @@ from demo_sdtps.training.reid import ReIDTrainer
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""
-RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"),
-        "another seed": ("SOLVER.SEED", "2")}
+RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")}
 
 
 @pytest.fixture(scope="module")
 def runs(tiny_root, tmp_path_factory):
     """Trainings in processes of their own: → their folders by name."""
     folder = tmp_path_factory.mktemp("reproducible")
-    processes(folder, *(["train_net.py", *cli_args_for(tiny_root, *GUMBEL, *more, "OUTPUT_DIR", name)]
+    processes(folder, *(["train_net.py", *cli_args_for(tiny_root, *GUMBEL, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", name)]
                         for name, more in RUNS.items()))
     return {name: folder / name for name in RUNS}
 
@@ -65,12 +64,8 @@ def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, a
     assert set(seen["forward"]) == {before} and set(seen["backward"]) == {inside}
 
 
-def test_another_seed_gives_another_run(runs):
-    assert (runs["one"] / "metrics.json").read_bytes() != (runs["another seed"] / "metrics.json").read_bytes()
-
-
 def test_a_run_records_what_it_was_made_with(runs):
-    record = json.loads((runs["another seed"] / "run.json").read_text())
+    record = json.loads((runs["one"] / "run.json").read_text())
     assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
     assert record["seed"] == 2 and {"commit", "changed"} < record.keys()
     found = record["versions"]
@@ -82,7 +77,7 @@ def test_a_run_records_what_it_was_made_with(runs):
     interpreter, script, *words = shlex.split(record["command"])
     assert interpreter == "python" and script.endswith("train_net.py")
     config_file, *opts = words[words.index("--config_file") + 1:]
-    assert load_cfg(config_file, opts) == load_cfg(runs["another seed"] / "config.yml")
+    assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
 
 def test_the_commit_of_a_checkout(tmp_path):

@@ -1,10 +1,7 @@
 """A run that is interrupted resumes as if nothing had happened (training/trainer.py), and says why where it cannot."""
 import json
 import re
-import resource
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,15 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps import train_net, train_seps
-from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.modeling.checkpoint import read_checkpoint
-from demo_sdtps.seps import training
-from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.training import reid
 from demo_sdtps.training.digest import DIGEST, digest_data
-from demo_sdtps.training.monitor import Meter
-from demo_sdtps.training.resume import RESUMABLE_KEYS, find_run
 from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")
@@ -74,15 +65,11 @@ def fails(command):
 
 PLACES = {
     "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
-    "in the first step after a save between epochs": (Trainer, "_train_step", 7, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
-    "in an evaluation": (reid, "evaluate_reid", 2, kill, EVERY_STEP),
-    "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
     "SIGTERM in an evaluation": (reid, "evaluate_reid", 2, terminate, ()),
+    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
+    "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
     "before anything was saved": (Trainer, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
 }
-
-
 QUICKEST = ("in a step", "SIGTERM in an evaluation")
 
 
@@ -98,31 +85,20 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_
     assert not (tmp_path / "run" / "last.previous.pth").exists()
 
 
-@pytest.mark.parametrize("place", [
-    pytest.param((Trainer, "_train_step", 5, kill), id="in a step"),
-    pytest.param((training, "evaluate_retrieval", 2, terminate), id="SIGTERM in an evaluation", marks=pytest.mark.slow),
-])
-def test_seps_goes_on_likewise(shapes_root, tmp_path, place):
+def test_seps_goes_on_likewise(shapes_root, tmp_path):
     words = seps_cli_args_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
     assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0
-    with at(*place):
-        assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == (130 if place[-1] is kill else 0)
+    with at(Trainer, "_train_step", 5, kill):
+        assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 130
     assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
 
 
 def test_sigterm_finishes_the_step_and_saves(stopped):
     last = torch.load(stopped / "last.pth", weights_only=True)
-    assert (last["epoch"], last["step"]) == (1, 8 - steps_of_the_first_epoch(stopped))
+    assert last["epoch"] == 1 and last["meter"]["seen"] == 8 * last["step"] > 0  # batches of 8
     assert json.loads((stopped / "run.json").read_text())["status"] == "stopped"
     assert "stopped by SIGTERM" in (stopped / "log.txt").read_text() and (stopped / "last.previous.pth").exists()
-
-
-def steps_of_the_first_epoch(folder):
-    """By what last.pth tells of the second: 8 steps were taken in all."""
-    last = torch.load(folder / "last.pth", weights_only=True)
-    assert last["meter"]["seen"] == 8 * last["step"]  # batches of 8
-    return 8 - last["step"]
 
 
 def test_what_is_written_goes_on_too(copied, reference, tiny_root):
@@ -151,34 +127,15 @@ def test_nothing_is_left_to_do(reference, tiny_root, command):
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
 
 
-def test_a_run_killed_before_its_record_is_finished(reference, tiny_root, tmp_path, command):
-    output = shutil.copytree(reference, tmp_path / "run")
-    record = json.loads((output / "run.json").read_text())
-    (output / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO))
-    assert code == 0 and "nothing is left to do" in stdout and json.loads((output / "run.json").read_text()) == record
-
-
-@pytest.mark.parametrize(("epochs", "further", "least"), [("1", "epoch 1 and ", "2"), ("2", "epoch 3", "3")])
-def test_fewer_epochs_than_are_done(fails, copied, reference, tiny_root, epochs, further, least):
-    run = copied if epochs == "1" else reference
-    before = contents(run)
-    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", run, *AUTO, "SOLVER.MAX_EPOCHS", epochs))
-    assert f"SOLVER.MAX_EPOCHS is {epochs}, but the run in {run / 'last.pth'} is further already ({further}" in said
-    assert f"give at least {least}" in said and contents(run) == before
-
-
 def test_another_machine_is_a_warning(copied, tiny_root):
     record = json.loads((copied / "run.json").read_text())
-    now = {"torch": record["versions"]["torch"], "cpu": record["machine"]["cpu"], "threads": record["machine"]["threads"]}
     record["machine"] |= {"cpu": "ABACUS", "threads": 64}
     record["versions"]["torch"] = "0.4"
     (copied / "run.json").write_text(json.dumps(record))
     with at(Trainer, "_train_step", 1, kill):
         assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 130
-    warning = (f"the run started with torch 0.4 (now {now['torch']}), cpu ABACUS (now {now['cpu']}), threads 64 (now "
-               f"{now['threads']}): its numbers may differ from those of an unbroken run")
-    assert f"WARNING {warning}" in (copied / "log.txt").read_text()
+    (warning,) = (line for line in (copied / "log.txt").read_text().splitlines() if "WARNING the run started with" in line)
+    assert all(part in warning for part in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now"))
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
@@ -189,71 +146,25 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     assert "WARNING SOLVER.MAX_EPOCHS is 4 and was 3" in (output / "log.txt").read_text()
 
 
-@pytest.mark.parametrize(("words", "opts", "parts"), [
-    ([], ("RESUME", "yes"), ["holds no run to continue"]),
-    (["--overwrite"], AUTO, ["--overwrite", "RESUME auto", "leave one of them out"]),
-    ([], ("RESUME", "maybe"), ["RESUME", "'auto'"]),
-])
-def test_what_cannot_be_continued(fails, tiny_root, tmp_path, words, opts, parts):
-    said = fails([*words, *cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *opts)])
-    assert all(part in said for part in parts) and not (tmp_path / "run").exists()
+REFUSED = {
+    "another configuration": ([*AUTO, "SOLVER.BASE_LR", "0.5", "SOLVER.SEED", "7"], "SOLVER.BASE_LR is 0.5"),
+    "fewer epochs than are done": ([*AUTO, "SOLVER.MAX_EPOCHS", "1"], "give at least 2"),
+    "a run to replace and to continue": ([*AUTO, "--overwrite"], "leave one of them out"),
+    "nothing to continue": (["RESUME", "yes", "OUTPUT_DIR", "none"], "holds no run to continue"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_continued(fails, copied, tiny_root, name):
+    words, said = REFUSED[name]
+    before = contents(copied)
+    assert said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words)) and contents(copied) == before
 
 
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
     (tmp_path / "best.pth").write_text("of somebody else")
     assert "already holds a run (best.pth)" in fails(cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO))
     assert contents(tmp_path) == {"best.pth": b"of somebody else"}
-
-
-@pytest.mark.parametrize(("key", "value", "parts"), [
-    ("SOLVER.BASE_LR", "0.5", ["SOLVER.BASE_LR is 0.5", "started with 0.00"]),
-    ("SOLVER.SEED", "7", ["SOLVER.SEED is 7", "started with 1111"]),
-    ("MODEL.SDTPS_USE_GUMBEL", "False", ["MODEL.SDTPS_GUMBEL_SELECT is False", "started with True", "1 more keys differ"]),
-])
-def test_another_configuration_is_refused(fails, copied, tiny_root, key, value, parts):
-    before = contents(copied)
-    more = ("MODEL.SDTPS_GUMBEL_SELECT", "False") if "GUMBEL" in key else ()
-    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, key, value, *more))
-    assert all(part in said for part in parts) and contents(copied) == before
-
-
-def without_guide_missing(text):
-    """A configuration as it was before that key."""
-    (line,) = re.findall(r"^  SDTPS_GUIDE_MISSING: .*\n", text, re.M)
-    return text.replace(line, "")
-
-
-def test_a_key_newer_than_the_run_counts_as_its_default(fails, copied, reference, tiny_root):
-    last = torch.load(copied / "last.pth", weights_only=True)
-    torch.save(last | {"config": without_guide_missing(last["config"])}, copied / "last.pth")
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
-    said = fails([*words, "MODEL.SDTPS_GUIDE_MISSING", "False"])
-    assert "MODEL.SDTPS_GUIDE_MISSING is False" in said and "started with True" in said
-    assert call(words) == 0
-    assert_same(reference, copied)
-
-
-@pytest.mark.parametrize(("words", "schema", "key", "other"), [
-    (cli_args_for, DEMO_SCHEMA, "MODEL.SDTPS_GUIDE_MISSING", ("False",)),
-    (seps_cli_args_for, SEPS_SCHEMA, "SOLVER.GRAD_CLIP", ("4.0",))])
-def test_likewise_for_a_run_without_a_checkpoint(tmp_path, words, schema, key, other):
-    """It starts again; with another value of that key it is another run."""
-    def configuration(*more):
-        _, file, *opts = words(tmp_path, "OUTPUT_DIR", tmp_path, *AUTO, *more)
-        return load_cfg(file, list(map(str, opts)), schema)
-
-    lines = configuration().dump().splitlines()
-    left = [line for line in lines if not line.startswith(f"  {key.partition('.')[2]}: ")]
-    assert len(left) == len(lines) - 1
-    (tmp_path / "config.yml").write_text("\n".join(left))
-    (tmp_path / "metrics.json").write_text("[]")
-    assert find_run(configuration(), False, schema) is None
-    with pytest.raises(UserError, match="already holds a run"):
-        find_run(configuration(key, *other), False, schema)
-
-
-def test_harmless_keys_exist():
-    assert set(RESUMABLE_KEYS) < DEMO_SCHEMA.by_name.keys()
 
 
 def test_other_data_are_refused(fails, copied, own_root, tmp_path, reference):
@@ -291,84 +202,45 @@ def flip_a_bit(path):
     path.write_bytes(bytes(data))
 
 
-DAMAGES = {
-    "cut short": (cut_short, "cannot be read as a checkpoint"),
-    "a flipped bit": (flip_a_bit, "is damaged (the checksum of its part"),
-    "weights alone": (lambda path: torch.save({"model": {}}, path), "holds no state to continue from (no 'epoch' in it"),
-}
+DAMAGES = {"cut short": cut_short, "a flipped bit": flip_a_bit, "weights alone": lambda path: torch.save({"model": {}}, path)}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, tiny_root, kind):
-    damage, reason = DAMAGES[kind]
-    damage(copied / "last.pth")
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
-    with at(Trainer, "_train_step", 1, kill):
-        assert call(words) == 130
-    log = (copied / "log.txt").read_text()
-    assert f"WARNING {copied / 'last.pth'} {reason}" in log
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, reference, fails, tiny_root, kind):
+    damaged = shutil.copytree(copied, copied.with_name("damaged"))
+    for name in ("last.pth", "last.previous.pth"):
+        DAMAGES[kind](damaged / name)
+    words = cli_args_for(tiny_root, *AUTO)
+    said = fails([*words, "OUTPUT_DIR", damaged])
+    assert "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
+
+    DAMAGES[kind](copied / "last.pth")
+    assert call([*words, "OUTPUT_DIR", copied]) == 0
+    assert f"WARNING {copied / 'last.pth'} " in (log := (copied / "log.txt").read_text())
     assert f"resumes from the previous checkpoint, {copied / 'last.previous.pth'}" in log
-
-    assert (copied / "last.damaged.pth").exists() and not (copied / "last.pth").exists()
-
-    (copied / "last.damaged.pth").rename(copied / "last.pth")
-    damage(copied / "last.previous.pth")
-    said = fails(words)
-    assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
-
-
-def test_the_previous_checkpoint_leads_to_the_same_end(copied, reference, tiny_root):
-    cut_short(copied / "last.pth")
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 0
-    assert_same(reference, copied)
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_checkpoint_that_is_there(copied, reference, tiny_root):
-    """A write that really fails: no file may become larger than half a megabyte."""
-    before = contents(copied)
-    limit = 500_000
-    assert len(before["last.pth"]) > 2 * limit
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO, *EVERY_STEP)
-    done = subprocess.run([sys.executable, "train_net.py", *map(str, words)], cwd=ROOT, capture_output=True, text=True,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    said = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert said.startswith(f"{ONE_LINE}The output {copied / 'last.pth'} cannot be written (File too large); free some space")
-    after = contents(copied)
-    assert all(after[name] == before[name] for name in ("last.pth", "last.previous.pth", "best.pth", "metrics.json"))
-    assert not [name for name in after if name.endswith(".part")]
-    assert json.loads(after["run.json"])["status"] == "failed"
-    assert call(words) == 0  # with room again
+    assert (copied / "last.damaged.pth").exists()
     assert_same(reference, copied)
 
 
 def in_version_0_1(path):
-    """Write a checkpoint as version 0.1 did: the backbone is called "trunk", and of the data there are the names alone."""
+    """Write a checkpoint as version 0.1 did: the backbone is called "trunk", of the data there are the names alone, and a key
+    of the configuration is missing."""
     content = torch.load(path, weights_only=True)
     renamed = {re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()}
     assert renamed.keys() != content["model"].keys()
     content.pop(DIGEST)
-    torch.save(content | {"model": renamed, "data": 2221313506}, path)
+    earlier, count = re.subn(r"^  SDTPS_GUIDE_MISSING: .*\n", "", content["config"], flags=re.M)
+    assert count == 1
+    torch.save(content | {"model": renamed, "data": 2221313506, "config": earlier}, path)
 
 
-def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
+def test_a_run_of_version_0_1_goes_on(fails, copied, reference, tiny_root):
+    """A key that is newer than the run counts as its default."""
+    now = read_checkpoint(copied / "last.pth")
     in_version_0_1(copied / "last.pth")
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
-    assert_same(reference, copied)
-    assert f"WARNING {copied / 'last.pth'} is of an earlier version, so whether its data" in (copied / "log.txt").read_text()
-
-
-def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):
-    earlier = shutil.copy(reference / "last.pth", tmp_path)
-    in_version_0_1(earlier)
-    now, then = (read_checkpoint(path) for path in (reference / "last.pth", earlier))
-    assert (then.num_class, then.camera_num, then.dataset) == (now.num_class, now.camera_num, now.dataset)
+    then = read_checkpoint(copied / "last.pth")
     assert then.model.keys() == now.model.keys() and all(torch.equal(then.model[name], now.model[name]) for name in now.model)
-
-
-def test_a_mean_that_an_older_checkpoint_lacks_begins_with_the_next_epoch():
-    state = {"totals": {"loss": torch.tensor(6.0)}, "seen": 2, "waited": 0.0, "seconds": 1.0}
-    meter = Meter.from_state(state, torch.device("cpu"))
-    meter.update(2, loss=torch.tensor(2.0), **{"loss/id": torch.tensor(1.0)})
-    assert meter.means() == {"loss": 2.0}
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    assert "MODEL.SDTPS_GUIDE_MISSING is False" in fails([*words, "MODEL.SDTPS_GUIDE_MISSING", "False"])
+    assert call(words) == 0
+    assert_same(reference, copied)

@@ -1,10 +1,7 @@
-"""A run from start to end as a user types it, in processes of its own."""
+"""A run from start to end as a user types it."""
 import hashlib
 import json
-import os
 import shutil
-from contextlib import redirect_stdout
-from io import StringIO
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from commands import (
     contents,
     near,
     printed,
-    processes,
     records_of,
     scores_of,
     table_of,
@@ -30,24 +26,23 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
-from demo_sdtps.datasets import SPLITS, read_splits
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools import draw_curves, draw_ranks, draw_tokens, export_features
+from demo_sdtps.tools import draw_curves, draw_ranks, draw_tokens, export_features, report
 
 
 @pytest.fixture(scope="module")
 def trained(tiny_root, tmp_path_factory):
-    """The OUTPUT_DIR of a training in a process of its own."""
-    folder = tmp_path_factory.mktemp("runs")
-    processes(folder, ["train_net.py", *cli_args_for(tiny_root, "OUTPUT_DIR", folder / "run")])
-    return folder / "run"
+    """The OUTPUT_DIR of a training."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output)) == 0
+    return output
 
 
-def test_a_run_leaves_its_files(trained):
-    for name in ("config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"):
-        assert (trained / name).stat().st_size > 0
+def test_a_run_leaves_its_files_and_configuration(trained, tiny_root):
     left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
     assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
+    assert load_cfg(trained / "config.yml") == load_cfg(CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:])
 
 
 def test_metrics_hold_every_evaluation(trained):
@@ -67,22 +62,15 @@ def test_metrics_hold_every_evaluation(trained):
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
-def test_checkpoints_load_without_running_code(trained, tiny_root):
+def test_the_last_and_the_best_checkpoint(trained):
     cfg = load_cfg(trained / "config.yml")
     scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
     for name in ("last.pth", "best.pth"):
         content = torch.load(trained / name, weights_only=True)
         assert (content["num_class"], content["camera_num"], content["dataset"]) == (6, 4, "RGBNT201")
-        model = make_model(cfg, 6, 4)
-        model.load_state_dict(content["model"])
+        make_model(cfg, 6, 4).load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
         assert content["config"] == (trained / "config.yml").read_text()
-
-
-def test_the_configuration_of_a_run_loads_back(trained, tiny_root):
-    cfg = load_cfg(trained / "config.yml")
-    assert cfg == load_cfg(CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:])
-    assert str(tiny_root) == cfg.DATASETS.ROOT_DIR
 
 
 def test_log_and_tensorboard_tell_what_metrics_tell(trained):
@@ -102,134 +90,83 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
         assert f"{name} {value:.3f}" in log
 
 
-@pytest.fixture(scope="module")
-def drawn(trained, tiny_root, tmp_path_factory):
-    """Everything one does with a finished run: → the folder of what it wrote, and what each command printed.
-
-    Table, features and report by processes of their own; the report has the scripts of the images in it, which are called
-    in this process.
-    """
-    folder = tmp_path_factory.mktemp("drawn")
-    weight = trained / "last.pth"
-    shutil.copytree(trained, folder / "report")
-    own = ["--weight", weight]
-    commands = {
-        "table": ["test_net.py", *cli_args_for(tiny_root, "--json", "table.json", "TEST.WEIGHT", weight)],
-        "export": ["tools/export_features.py", *own, "--return_pattern", "3", "--split", "gallery", "--output", "x.npz",
-                   "DATALOADER.NUM_WORKERS", "2"],
-        "report": ["tools/report.py", "--run", folder / "report"],
-    }
-    done = processes(folder, *commands.values())
-    said = {name: process.stdout for name, process in zip(commands, done, strict=True)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name, tool, words in (("curves", draw_curves, ["--run", trained, "--output", folder / "curves.png"]),
-                                  ("ranks", draw_ranks, [*own, "--output", "new/ranks.png", "--queries", "2"]),
-                                  ("tokens", draw_tokens, [*own, "--output", folder / "tokens.png", "--samples", "2"])):
-            with redirect_stdout(StringIO()) as stdout:
-                assert call(words, tool.main) == 0, name
-            said[name] = stdout.getvalue()
-    return folder, said
-
-
-def test_the_test_command_gives_the_last_record(trained, drawn):
-    found = scores_of(drawn[0] / "table.json")
-    assert found == near(records_of(trained)[-1]["patterns"])
-    assert table_of(drawn[1]["table"]) == printed(found)
-    assert drawn[1]["table"].splitlines()[1].split() == ["return", "pattern", *COLUMNS]
-
-
 @pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
                          ids=["as in training", "otherwise"])
-def test_the_runs_own_configuration_tests_the_same_however_images_are_loaded(trained, drawn, tmp_path, command, opts):
-    code, stdout, _ = command(test_net.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
-                              "--json", tmp_path / "x.json", *opts)
-    assert code == 0 and stdout.splitlines()[:2] == drawn[1]["table"].splitlines()[:2]
-    assert scores_of(tmp_path / "x.json") == near(scores_of(drawn[0] / "table.json"))
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("pattern", RETURN_PATTERNS)
-def test_exported_features(trained, tiny_root, tmp_path, command, pattern, split):
-    output = tmp_path / "features.npz"
-    code, stdout, stderr = command(
-        export_features.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
-        "--return_pattern", pattern, "--split", split, "--output", output)
+def test_the_test_command_gives_the_last_record_however_images_are_loaded(trained, tmp_path, command, opts):
+    code, stdout, stderr = command(test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts)
     assert code == 0, stderr
-    samples = read_splits(load_cfg(trained / "config.yml"), (split,))[split]
-    width = {1: 3, 2: 3, 3: 6}[pattern] * BACKBONE_WIDTH
-    assert str(len(samples)) in stdout and str(width) in stdout and str(output) in stdout
-    with np.load(output) as found:
-        assert set(found.files) == {"features", "ids", "cams", "scenes", "paths", "return_pattern", "split", "checkpoint",
-                                    "checkpoint_sha256", "normalised", "data_set", "configuration"}
-        assert (found["return_pattern"].item(), found["split"].item()) == (pattern, split)
-        assert found["checkpoint"].item() == str(trained / "last.pth") and not found["normalised"].item()
-        assert found["checkpoint_sha256"].item() == hashlib.sha256((trained / "last.pth").read_bytes()).hexdigest()
-        cfg = load_cfg(trained / "config.yml")
-        assert found["data_set"].item() == cfg.DATASETS.NAMES
-        assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
-        assert found["features"].dtype == np.float32 and found["features"].shape == (len(samples), width)
-        assert np.isfinite(found["features"]).all() and found["features"].std(axis=0).min() > 0
-        assert found["ids"].tolist() == [sample.identity for sample in samples]
-        assert found["cams"].tolist() == [sample.camera for sample in samples]
-        assert found["paths"].tolist() == [list(sample.paths) for sample in samples]
-    assert os.listdir(tmp_path) == ["features.npz"]
+    found = scores_of(tmp_path / "x.json")
+    assert found == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(found)
+    assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
-def test_exports_agree_with_each_other(trained, drawn, tmp_path, command):
-    """Pattern 3 is 1 beside 2; loading in two processes and another process change nothing."""
-    features = []
-    for pattern in RETURN_PATTERNS:
-        words = ["--config_file", trained / "config.yml", "--weight", trained / "last.pth", "--overwrite"]
-        assert command(export_features.main, *words, "--return_pattern", pattern, "--output", tmp_path / "x.npz")[0] == 0
-        with np.load(tmp_path / "x.npz") as found:
-            features.append(found["features"])
-    assert np.array_equal(np.concatenate(features[:2], axis=1), features[2])
-    with np.load(drawn[0] / "x.npz") as found:
-        assert np.array_equal(found["features"], features[2])
-    assert command(export_features.main, *words, "--normalise", "--output", tmp_path / "x.npz")[0] == 0
-    with np.load(tmp_path / "x.npz") as found:
-        lengths = np.linalg.norm(features[2].astype(np.float64), axis=1, keepdims=True)
-        assert_close(found["features"], features[2] / lengths, features[2].shape[1])
-        assert np.ptp(lengths) > 0
-        assert found["normalised"].item()
+def test_exported_features(trained, tmp_path, command):
+    """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
+    cfg, weight, path = load_cfg(trained / "config.yml"), trained / "last.pth", tmp_path / "x.npz"
+
+    def exported(*words):
+        code, stdout, stderr = command(export_features.main, "--weight", weight, "--overwrite", "--output", path, *words)
+        assert code == 0 and str(path) in stdout, stderr
+        with np.load(path) as found:
+            return dict(found)
+
+    first, second, found = (exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS)
+    samples = read_splits(cfg, ("gallery",))["gallery"]
+    features = found["features"]
+    assert features.dtype == np.float32 and features.shape == (len(samples), 6 * BACKBONE_WIDTH)
+    assert np.isfinite(features).all() and features.std(axis=0).min() > 0
+    assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
+    assert np.array_equal(exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features)
+    assert (found["return_pattern"].item(), found["split"].item(), found["normalised"].item()) == (3, "gallery", False)
+    assert found["checkpoint"].item() == str(weight) and found["data_set"].item() == cfg.DATASETS.NAMES
+    assert found["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
+    assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
+    for name, attribute in (("ids", "identity"), ("cams", "camera"), ("scenes", "scene")):
+        assert found[name].tolist() == [getattr(sample, attribute) for sample in samples]
+    assert found["paths"].tolist() == [list(sample.paths) for sample in samples]
+
+    lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
+    assert np.ptp(lengths) > 0
+    unit = exported("--split", "gallery", "--normalise")
+    assert_close(unit["features"], features / lengths, features.shape[1])
+    assert unit["normalised"].item()
     # Evaluation does not normalise either then.
-    assert command(export_features.main, *words, "--normalise", "TEST.FEAT_NORM=no", "--output", tmp_path / "x.npz")[0] == 0
-    with np.load(tmp_path / "x.npz") as found:
-        assert np.array_equal(found["features"], features[2]) and not found["normalised"].item()
+    plain = exported("--split", "gallery", "--normalise", "TEST.FEAT_NORM=no")
+    assert np.array_equal(plain["features"], features) and not plain["normalised"].item()
 
 
-@pytest.mark.parametrize(("name", "rows"), [("curves.png", 0), ("new/ranks.png", 2), ("tokens.png", 2),
-                                            ("report/curves.png", 0), ("report/ranks.png", 4), ("report/tokens.png", 8)])
-def test_images_are_drawn(drawn, name, rows):
-    with Image.open(drawn[0] / name) as image:
-        assert image.format == "PNG"
+def assert_drawn(path, rows=1):
+    """An image with something to be seen in every row."""
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None  # more than a hundred colours
         pixels = np.asarray(image.convert("L"), dtype=np.float32)
-        assert image.convert("RGB").getcolors(100) is None  # more than a hundred colours
-    assert min(pixels.shape) > 100
-    assert pixels.std() > 10
-    if rows:  # something is to be seen in every row
-        parts = np.array_split(pixels, rows)
-        assert min(part.std() for part in parts) > 10
-    assert not list(drawn[0].rglob("*.part"))
+    assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
 
 
-def test_commands_print_where_they_wrote(drawn):
-    folder, said = drawn
-    assert said["curves"].strip() == str(folder / "curves.png") and said["ranks"].strip() == "new/ranks.png"
-    assert said["tokens"].strip() == str(folder / "tokens.png")
-    for name in ("curves.png", "ranks.png", "tokens.png"):
-        assert str(folder / "report" / name) in said["report"]
+@pytest.mark.parametrize(("tool", "words", "rows"), [
+    (draw_curves, ("--run", "{run}"), 1), (draw_ranks, ("--weight", "{run}/last.pth", "--queries", "2"), 2),
+    (draw_tokens, ("--weight", "{run}/last.pth", "--samples", "2"), 2)], ids=["curves", "ranks", "tokens"])
+def test_images_are_drawn(trained, tmp_path, command, tool, words, rows):
+    path = tmp_path / "new" / "x.png"
+    code, stdout, stderr = command(tool.main, *(word.format(run=trained) for word in words), "--output", path)
+    assert code == 0 and stdout.strip() == str(path), stderr
+    assert_drawn(path, rows)
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_report_sets_the_run_beside_the_untrained_model(trained, drawn):
-    records = records_of(trained)
-    table = table_of(drawn[1]["report"])
+def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, command):
+    """Wherever the run has gone."""
+    moved, records = shutil.copytree(trained, tmp_path / "moved"), records_of(trained)
+    code, stdout, stderr = command(report.main, "--run", moved)
+    assert code == 0 and "32 queries" in stdout, stderr
+    table = table_of(stdout)
     for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
         *found, untrained = table[pattern]
         assert dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
         assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
-    assert "32 queries" in drawn[1]["report"]
+    for name, rows in (("curves.png", 1), ("ranks.png", 4), ("tokens.png", 8)):
+        assert str(moved / name) in stdout
+        assert_drawn(moved / name, rows)
 
 
 def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):

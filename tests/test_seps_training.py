@@ -1,18 +1,15 @@
-"""SEPS from start to end: its commands on the tiny shapes, what they leave, and what users get wrong."""
+"""SEPS from start to end: its commands on the tiny shapes, and what they leave."""
 import json
 import math
-import shutil
 
 import pytest
 import torch
 from choices import margins
-from commands import CONFIG as DEMO_CONFIG
-from commands import ONE_LINE, contents, processes, records_of, weights_file
+from commands import records_of
 from numeric import assert_close
-from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, cli_args_for, test_seps, train
+from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, test_seps, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps import train_seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.seps import training
 from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
@@ -81,15 +78,6 @@ def test_the_last_and_the_best_checkpoint(trained, shapes_root):
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
 
 
-def test_the_same_seed_gives_the_same_numbers(trained, shapes_root, tmp_path):
-    again = train(shapes_root, tmp_path / "again")
-    assert (again / "metrics.json").read_bytes() == (trained / "metrics.json").read_bytes()
-    model = saved(again)["model"]
-    assert all(torch.equal(tensor, model[name]) for name, tensor in saved(trained)["model"].items())
-    other = train(shapes_root, tmp_path / "other", "SOLVER.SEED", "2", "SOLVER.MAX_EPOCHS", "1")
-    assert records_of(other)[0]["loss"] != records_of(trained)[0]["loss"]
-
-
 def test_the_loss_falls(shapes_root, tmp_path):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "12", "SOLVER.EVAL_PERIOD", "12",
                    "SOLVER.STEPS", "(99,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "12", "SOLVER.BASE_LR", "0.002")
@@ -107,8 +95,8 @@ def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
     assert records_of(none)[0]["align"] < first / 1.5
 
 
-@pytest.mark.parametrize("precision", ["off", "fp16"])
-def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch, precision):
+def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
+    """Of float16, whose gradients are scaled on the way."""
     def norms_with(clip):
         norms = []
 
@@ -119,14 +107,13 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch, precision):
             return optimizer
 
         monkeypatch.setattr(training, "make_optimizer", spied)
-        train(shapes_root, tmp_path / clip, "SOLVER.GRAD_CLIP", clip, "SOLVER.AMP", precision, "SOLVER.EVAL_PERIOD", "3")
-        # float16 begins with a scale that is too large, and leaves out steps until it is not.
+        train(shapes_root, tmp_path / clip, "SOLVER.GRAD_CLIP", clip, "SOLVER.AMP", "fp16", "SOLVER.EVAL_PERIOD", "3")
+        # The first scale is too large, and steps are left out until it is not.
         return [norm for norm in norms if math.isfinite(norm)]
 
     free, clipped = norms_with("1e9"), norms_with("0.5")
-    assert len(free) == len(clipped) == 9 if precision == "off" else min(len(free), len(clipped)) > 2
+    assert min(len(free), len(clipped)) > 2 and min(free) > 1
     numbers = sum(parameter.numel() for parameter in make_seps(cfg_for(shapes_root), pretrained=False)[0].parameters())
-    assert min(free) > 1
     assert_close(clipped, [0.5] * len(clipped), numbers, numbers)  # the norm by which it is clipped, and that which is noted
 
 
@@ -155,7 +142,7 @@ def test_the_loss_is_configured():
 
 
 @pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
-                                  ("MODEL.SDTPS_USE_GUMBEL", "True"), ("SOLVER.AMP", "bf16")], ids=" ".join)
+                                  ("SOLVER.AMP", "bf16")], ids=" ".join)
 def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
     assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
@@ -163,7 +150,7 @@ def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opt
 
 # Evaluation
 
-@pytest.mark.parametrize(("split", "more"), [("test", []), ("test", ["TEST.IMS_PER_BATCH", "16"]), ("dev", [])])
+@pytest.mark.parametrize(("split", "more"), [("test", ["TEST.IMS_PER_BATCH", "16"]), ("dev", [])])
 def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, split, more):
     code, stdout, stderr = command(test_seps.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
                                    "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
@@ -216,96 +203,6 @@ def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
             alone[image, caption] = model(images[image][None], words, torch.tensor([words.shape[1]]), torch.tensor([long]),
                                           torch.tensor([len(long)]))
     assert_similar(alone, found, seen)
-
-
-# Mistakes
-
-@pytest.fixture
-def fails(command, monkeypatch, tmp_path):
-    """Call a command that must end with one line on stderr and leave nothing behind: → that line."""
-    output = tmp_path / "output"
-
-    def call(main, *words):
-        (tmp_path / "cwd").mkdir(exist_ok=True)
-        monkeypatch.chdir(tmp_path / "cwd")
-        code, stdout, stderr = command(main, *words, *([] if "OUTPUT_DIR" in words else ["OUTPUT_DIR", output]))
-        assert code == 2 and not stdout, stderr
-        said = stderr.replace("\r", "\n").strip().splitlines()[-1]
-        assert said.startswith(ONE_LINE) and said.endswith(".") and "Traceback" not in stderr
-        assert not list((tmp_path / "cwd").iterdir()) and not output.exists()
-        return said
-
-    return call
-
-
-@pytest.mark.parametrize(("opts", "parts"), [
-    (["DATASETS.NAMES", "f30k"], ["The data set f30k is not at"]),
-    (["MODEL.PRETRAIN_PATH_T", "/no/weights.pth", "MODEL.PATCH_SIZE", "0"], ["MODEL.PRETRAIN_PATH_T /no/weights.pth"]),
-    (["INPUT.SIZE", "[32,64]"], ["INPUT.SIZE", "square"]),
-    (["INPUT.MAX_LONG_WORDS", "9999"], ["INPUT.MAX_LONG_WORDS is 9999", "lower it"]),
-    (["TEST.FOLDS", "3"], ["TEST.FOLDS is 3", "8 images"]),
-    (["MODEL.DEVICE", "cuda:99"], ["The GPU cuda:99"]),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
-def test_mistakes_are_reported_before_a_training_begins(fails, shapes_root, opts, parts):
-    said = fails(train_seps.main, *cli_args_for(shapes_root, *opts))
-    assert all(part in said for part in parts)
-
-
-def test_a_split_without_long_captions_is_reported(fails, shapes_root, tmp_path):
-    root = shutil.copytree(shapes_root, tmp_path / "own")
-    (root / "shapes" / "dev_dense.jsonl").unlink()
-    assert "no long captions for its split dev" in fails(train_seps.main, *cli_args_for(root))
-
-
-def test_an_earlier_run_is_not_replaced_unless_asked(trained, shapes_root, tmp_path, command):
-    output = shutil.copytree(trained, tmp_path / "run")
-    before = contents(output)
-    words = cli_args_for(shapes_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
-    code, _, stderr = command(train_seps.main, *words)
-    assert code == 2 and "--overwrite" in stderr and contents(output) == before
-    code, _, stderr = command(train_seps.main, "--overwrite", *words)
-    assert code == 0 and len(records_of(output)) == 1, stderr
-
-
-def test_a_loss_that_is_no_number_ends_the_run_with_a_sentence(shapes_root, tmp_path, command):
-    words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
-    code, _, stderr = command(train_seps.main, *words)
-    assert code == 2 and "error: The loss became nan in epoch" in stderr and "lower SOLVER.BASE_LR" in stderr
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
-
-
-@pytest.mark.parametrize(("content", "part"), [(None, "do not exist"), (b"no weights", "cannot be read")])
-def test_a_file_that_holds_no_weights_is_reported(fails, shapes_root, tmp_path, content, part):
-    if content:
-        (tmp_path / "x.pth").write_bytes(content)
-    assert part in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "x.pth"))
-
-
-def test_weights_of_another_model_are_reported(fails, trained, shapes_root, tmp_path):
-    assert "TEST.WEIGHT (or --weight)" in fails(test_seps.main, *cli_args_for(shapes_root))
-    demo = weights_file(tmp_path / "demo.pth", load_cfg(DEMO_CONFIG))
-    assert "holds no weights of SEPS" in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", demo))
-    said = fails(test_seps.main, *cli_args_for(shapes_root, "--weight", trained / "last.pth", "MODEL.PAPER_VERSION", "False"))
-    assert "do not fit" in said and "network.aggr_net" in said
-
-
-@pytest.mark.parametrize(("tower", "value", "part"), [("image", torch.nan, "are not finite"),
-                                                      ("image", 1e19, "are too large to be normalised"),
-                                                      ("text", -1e19, "are too large to be normalised")])
-def test_weights_that_give_no_similarities_are_reported(fails, trained, shapes_root, tmp_path, tower, value, part):
-    content = saved(trained)
-    content["model"][f"{tower}_tower.projection.bias"].fill_(value)
-    torch.save(content, tmp_path / "other.pth")
-    assert part in fails(test_seps.main, *cli_args_for(shapes_root, "--weight", tmp_path / "other.pth"))
-
-
-@pytest.mark.slow
-def test_the_test_command_in_a_process_of_its_own(trained, shapes_root, tmp_path):
-    words = cli_args_for(shapes_root, "DATALOADER.NUM_WORKERS", "2", "--weight", trained / "last.pth", "--json", "x.json")
-    done, = processes(tmp_path, ["test_seps.py", *words])
-    written = json.loads((tmp_path / "x.json").read_text())
-    assert written["test"] == near(records_of(trained)[-1]["test"], "test")
-    assert f"{written['test']['rSum']:.1f}" in done.stdout
 
 
 @pytest.mark.slow

@@ -12,10 +12,8 @@ import pytest
 import torch
 from commands import ROOT, cli_args_for
 
-from demo_sdtps.training.stop import Stopped, StopRequest
+from demo_sdtps.training.stop import StopRequest
 
-PRIVATE_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o "size=$0" tmpfs /dev/shm && exec "$@"', "64k")
-"""Words before a command that has a small /dev/shm to itself."""
 LOADING = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "SOLVER.MAX_EPOCHS", "1000", "SOLVER.EVAL_PERIOD", "1000")
 
 
@@ -49,15 +47,6 @@ def test_a_signal_that_is_ignored_remains_so():
     with stop.listening():
         signal.raise_signal(signal.SIGHUP)
     assert not stop.signal
-
-
-def test_an_evaluation_is_interrupted_at_once():
-    stop = StopRequest()
-    with stop.listening():
-        with pytest.raises(Stopped, match="SIGTERM"), stop.raised_immediately():
-            signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Stopped), stop.raised_immediately():
-            raise AssertionError("an earlier signal counts too")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
 from demo_sdtps.tools import make_synthetic
@@ -53,17 +53,6 @@ def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_loose):
     assert heights.max() > 0.9 and np.quantile(heights, 0.1) < 0.6 and heights.min() > 0.25
 
 
-def test_the_mean_mask_finds_the_person_in_standard_crops_alone(standard_and_loose):
-    """Share of the person in the half of the picture where people of the set mostly are."""
-    found = []
-    for drawn in standard_and_loose:
-        masks = np.stack([mask for _, mask in drawn])
-        mean = masks.mean(0)
-        middle = mean > np.median(mean)
-        found.append(masks[:, middle].sum() / masks.sum())
-    assert found[0] > 0.87 and found[1] < found[0] - 0.05
-
-
 def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
     """Bit for bit where neither person is, nor the lens's blur of it; a bystander in the background may be smaller."""
     same = []
@@ -74,7 +63,7 @@ def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
     assert np.mean(same) > 0.5
 
 
-def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path, capsys):
+def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):
     standard, loose = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
     recipes = [json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)]
     assert "loose" not in recipes[0] and recipes[1] == recipes[0] | {"loose": True}
@@ -82,8 +71,3 @@ def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path, capsy
     assert names[0] == names[1]  # with the same identities, cameras and nights
     masks = [np.asarray(Image.open(folder / "test" / "MASK" / "000003_cam1_0_00.png")) for folder in (standard, loose)]
     assert not np.array_equal(*masks)
-    with pytest.raises(UserError, match="pass --overwrite"):
-        make(tmp_path / "loose")
-    capsys.readouterr()
-    make(tmp_path / "loose", "--loose")
-    assert "up to date" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 import torch
 from commands import CONFIG, cli_args_for, table_of, weights_file
 from layouts import write_rgbnt201
-from triplets import config, message_of
+from triplets import config
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
@@ -33,13 +33,6 @@ def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data
     assert found != read_splits(config(data))
 
 
-def test_a_real_data_set_is_not_read_in_their_place(tmp_path):
-    write_rgbnt201(tmp_path)
-    said = message_of(read_splits, config(tmp_path, "DATASETS.NAMES", "Synthetic"))
-    assert f"The data set Synthetic is not at {tmp_path / 'synthetic'}" in said
-    assert "make demo" in said
-
-
 def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path):
     """As with configs/Synthetic; weights of another data set do not."""
     cfg = load_cfg(CONFIG, words(data)[2:])
@@ -50,9 +43,3 @@ def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path
     assert table_of(stdout) == table_of(as_rgbnt201) and len(table_of(stdout)) == 3
     torch.save(torch.load(weights, weights_only=True) | {"dataset": "MSVR310"}, weights)
     assert "were trained on MSVR310, but" in command(test_net.main, *words(data, "--weight", weights))[2]
-
-
-def test_their_own_weights_are_not_taken_for_those_of_a_real_data_set(command, data, tmp_path):
-    weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words(data)[2:]), dataset="Synthetic")
-    assert command(test_net.main, *words(data, "--weight", weights))[0] == 0
-    assert "were trained on Synthetic, but" in command(test_net.main, *cli_args_for(data / "synthetic", "--weight", weights))[2]

@@ -108,13 +108,12 @@ def fusion_weights(width=64, heads=4, dtype=torch.float32, seed=2):
     return weights | {"classifier_moe.weight": torch.zeros(2, 7)}
 
 
-@pytest.mark.parametrize(("width", "heads"), [(64, 4), (192, 12), (64, 1), (128, None)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_demos_fusion_and_back(width, heads, dtype, prefix):
+@pytest.mark.parametrize(("width", "heads", "dtype"), [(64, 4, torch.float32), (192, 12, torch.float16),
+                                                       (128, None, torch.float32)])
+def test_demos_fusion_and_back(width, heads, dtype):
     """Seven attentions and 7·HEAD experts, head by head, become places of stacked tensors."""
     theirs = fusion_weights(width, heads, dtype)
-    ours = from_demo({prefix + name: tensor for name, tensor in theirs.items()})
+    ours = from_demo(theirs)
     assert unknown_names(ours) == []
     assert all(tensor.dtype in (dtype, torch.int64) for name, tensor in ours.items() if name.startswith(("hdm.", "atmoe.")))
     fusion = {name.removeprefix("generalFusion."): tensor for name, tensor in theirs.items()}
@@ -138,19 +137,13 @@ def test_demos_fusion_and_back(width, heads, dtype, prefix):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), name
 
 
-@pytest.mark.parametrize(("end", "said"), [
-    ("experts.2.expertHead.5.mlp.0.weight", "moe.experts.2.expertHead.5.mlp.0.weight is missing"),
-    ("mlp.2.num_batches_tracked", "moe.experts.0.expertHead.0.mlp.2.num_batches_tracked is missing, and 27 more"),
-    ("generalFusion.nt.out_proj.bias", "nt.out_proj.bias is missing"),
-])
-def test_a_fusion_that_is_not_whole_is_reported(tmp_path, end, said):
+def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
     theirs = to_demo(tiny_model(*FUSION).state_dict())
-    left = {name: tensor for name, tensor in theirs.items() if not name.endswith(end)}
-    assert len(left) < len(theirs)
-    torch.save(left, tmp_path / "broken.pth")
-    with pytest.raises(UserError, match=re.escape(said)) as raised:
+    missing = "generalFusion.moe.experts.2.expertHead.5.mlp.0.weight"
+    del theirs[missing]
+    torch.save(theirs, tmp_path / "broken.pth")
+    with pytest.raises(UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"):
         read_checkpoint(tmp_path / "broken.pth")
-    assert str(raised.value).startswith(f"The weights {tmp_path / 'broken.pth'} cannot be used: generalFusion.")
 
 
 @pytest.mark.parametrize("opts", [("MODEL.DIRECT", 0), ("MODEL.DIRECT", 1), (*FUSION, "MODEL.DIRECT", 0),
@@ -172,8 +165,7 @@ def test_our_models_weights_and_back(opts):
     assert_same(in_order(from_demo(theirs)), in_order(ours))
 
 
-@pytest.mark.parametrize("container", [None, "model", "state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize(("container", "prefix"), [(None, ""), ("model", "module."), ("state_dict", "module.")])
 def test_checkpoints_with_demos_names(tmp_path, container, prefix):
     """Bare or under a key, with the prefix of a model that several devices trained, in half precision."""
     ours = {name: tensor.half() if tensor.is_floating_point() else tensor

@@ -15,7 +15,7 @@ if not __package__:  # run as a script: of its checkout demo_sdtps alone is foun
 import torch
 from numeric import seeded
 
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.heads import TrainingOutput
@@ -67,7 +67,17 @@ def steps(cfg) -> dict:
             "rows": distributed.all_gather_rows(own(rows), len(rows)),
             "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
             "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
-            "of all": distributed.all_gather_object(distributed.rank())}
+            "of all": distributed.all_gather_object(distributed.rank()),
+            "is equal": [is_equal("the same"), is_equal(distributed.rank())]}
+
+
+def is_equal(thing) -> bool:
+    """Whether the processes agree."""
+    try:
+        distributed.check_equal(thing, "things")
+    except UserError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
