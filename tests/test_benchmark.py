@@ -31,7 +31,7 @@ def record_of(measured):
 
 
 @pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
-    "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
+    "sdtps", "evaluation", "ranking", "reranking"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)

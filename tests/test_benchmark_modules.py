@@ -10,7 +10,6 @@ from tiny import tiny_cfg
 from demo_sdtps.benchmarks import modules as benchmark_modules
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches, plain_name
-from demo_sdtps.config import UserError
 from demo_sdtps.modeling.fusion import HDM
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
@@ -30,11 +29,6 @@ def test_outputs_that_differ_are_not_timed(rows, module, error, monkeypatch):
     monkeypatch.setattr(benchmark_modules, "in_turns", lambda *_: pytest.fail("timed"))
     with pytest.raises(RuntimeError, match=r"(HDM \+ ATMoE|SDTPS): ours differs"):
         rows(CFG, quick=True)
-
-
-def test_sdtps_that_is_off_has_no_rows():
-    with pytest.raises(UserError, match=r"^MODEL\.USE_SDTPS is False"):
-        sdtps_rows(tiny_cfg("MODEL.USE_SDTPS", False), quick=True)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

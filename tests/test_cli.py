@@ -18,7 +18,7 @@ def test_help(script, monkeypatch, capsys):
     assert ended.value.code == 0 and not shown.err
     assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
     flags = {"train_net.py": "--overwrite", "test_net.py": "--weight", "tools/export_features.py": "--split",
-             "tools/profile_flops.py": "--num_class", "tools/draw_ranks.py": "--identities",
+             "tools/profile_flops.py": "--num_class", "tools/draw_ranks.py": "--failures",
              "tools/draw_tokens.py": "--samples", "tools/draw_attention.py": "--method {rollout,gradcam}",
              "tools/draw_embedding.py": "--method {pca,tsne,umap}", "tools/check_data.py": "exit code: 0",
              "tools/selection_quality.py": "--json", "tools/slim_curve.py": "--scores",

@@ -13,7 +13,7 @@ from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv
 from triplets import config
 
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets import read_splits, segmenters
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.datasets.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
@@ -123,8 +123,9 @@ def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, fun
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 
-def test_deeplab_of_another_class_finds_nothing(deeplab_file):
-    segment = make_segmenter("deeplab", str(deeplab_file), "vehicle", 16, torch.device("cpu"))
+def test_deeplab_of_another_class_finds_nothing(deeplab_file, monkeypatch):
+    monkeypatch.setattr(segmenters, "DEEPLAB_SIDE", 16)
+    segment = make_segmenter("deeplab", str(deeplab_file), "vehicle", torch.device("cpu"))
     mask = segment(torch.randint(256, (3, 48, 20), dtype=torch.uint8))
     assert mask.shape == (48, 20) and mask.max() == 0
 
@@ -140,7 +141,8 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
 
 
 @pytest.mark.slow
-def test_maskrcnn_from_a_file(tmp_path):
+def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(segmenters, "MASKRCNN_SIDE", 32)
     torch.manual_seed(0)
     network = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None)
     person = MaskRCNN_ResNet50_FPN_V2_Weights.DEFAULT.meta["categories"].index("person")
@@ -149,7 +151,7 @@ def test_maskrcnn_from_a_file(tmp_path):
     path = tmp_path / "maskrcnn.pth"
     torch.save(network.state_dict(), path)
     image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
-    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, 32, torch.device("cpu"))(image)
+    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, torch.device("cpu"))(image)
                                  for classes in ("person", "vehicle"))
     assert person_mask.shape == vehicle_mask.shape == (48, 20)
     assert person_mask.max() > 0.9 and vehicle_mask.max() == 0

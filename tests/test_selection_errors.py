@@ -20,7 +20,7 @@ def first(masks):
 
 
 CASES = {
-    "no masks": (shutil.rmtree, [], "no foreground masks"),
+    "no masks": (shutil.rmtree, [], "is missing"),
     "a missing mask": (lambda masks: first(masks).unlink(), [], "is missing"),
     "a mask that cannot be read": (lambda masks: first(masks).write_bytes(b"this is a text"), [], "cannot be read"),
     "no patch on the person": (black, [], "nothing to find"),

@@ -1,4 +1,4 @@
-"""SEPS against a slow version of itself and against the plain loop, what it ignores, and its errors."""
+"""SEPS against a slow version of itself, what it ignores, and its errors."""
 from contextlib import contextmanager
 from itertools import count, pairwise
 from unittest import mock
@@ -10,7 +10,6 @@ from numeric import assert_close, generator, seeded, tolerance
 from reference import seps as reference
 from test_sdtps import assert_gradients_equal, probed
 
-from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.modeling.sdtps import gumbel_noise
 from demo_sdtps.seps import (
     HRPA,
@@ -246,14 +245,6 @@ def test_every_pair_is_computed_for_itself(has_long, version):
     alone = [torch.cat([network(image[None], *(given[caption:caption + 1] for given in inputs[1:]))
                         for caption in range(len(LENGTHS))], dim=1) for image in inputs[0]]
     assert_close(torch.cat(alone), expected, *PATH)
-
-
-@WITH_CLASS
-@WITH_LONG
-@EVERY_VERSION
-def test_the_plain_loop_is_the_same(version, has_long, has_class):
-    """Whose time the benchmark compares with."""
-    assert_like_reference(version, 27, has_class, has_long, make=PlainSEPS, images=5)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])

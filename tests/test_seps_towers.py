@@ -271,7 +271,7 @@ def test_captions_longer_than_the_tower_takes(bert, key):
 
 def test_transformers_that_is_not_installed(bert, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install '.[seps]'" in message(lambda: load_tokenizer(cfg_with(bert)))
+    assert "pip install -e '.[seps]'" in message(lambda: load_tokenizer(cfg_with(bert)))
 
 
 # The whole model

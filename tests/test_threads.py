@@ -10,7 +10,6 @@ from commands import SMALL, cli_args_for
 from scipy import stats
 
 from demo_sdtps import train_net
-from demo_sdtps.benchmarks.busy import busy_neighbours
 from demo_sdtps.runtime import threads
 from demo_sdtps.tools import demo_figures
 
@@ -48,12 +47,17 @@ def decided(statement, **own):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
 def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_otherwise():
-    with busy_neighbours(os.cpu_count()):
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
         assert decided("import demo_sdtps.script") == "PASSIVE"
         assert decided("import demo_sdtps.script", OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
         assert decided("import demo_sdtps.script", GOMP_SPINCOUNT="9") == "None"
         # A host decides for itself.
         assert decided("import demo_sdtps; demo_sdtps.MultiModalSDTPS") == "None"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
