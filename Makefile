@@ -7,7 +7,7 @@
 # make lint       ruff and mypy
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
-# make bench      speed and memory relative to plain implementations: the table of docs/performance.md (about half an hour)
+# make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
 # make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per
@@ -69,7 +69,7 @@ gpu-check:
 	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
 	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
 	$(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/test_gpu.py $$(grep -l load_case tests/test_*.py)
-	$(GPU_PY) benchmarks/run.py --device cuda model evaluation ranking reranking seps --overwrite --json runs/gpu_check.json
+	$(GPU_PY) benchmarks/run.py --device cuda model evaluation ranking reranking --overwrite --json runs/gpu_check.json
 
 test: setup
 	$(TEST) -m "not slow"

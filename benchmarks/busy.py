@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo_sdtps.benchmarks.data import draw
 from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.runtime.progress import progress
+from demo_sdtps.synthetic import pedestrians
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -29,7 +29,7 @@ def busy_rows(quick: bool) -> Iterator[Row]:
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY",
                                                                                 "GOMP_SPINCOUNT")}
     with tempfile.TemporaryDirectory() as folder:
-        draw(Path(folder), 128, 64, identities=8 if quick else 300)  # 1,200 triplets
+        pedestrians.write_data_set(Path(folder) / pedestrians.FOLDER, 8 if quick else 300, 1, 1, 128, 64)  # 1,200 triplets
         for machine, neighbours in (("idle", 0), ("busy", os.cpu_count() or 1)):
             seconds: dict[str, list[float]] = {name: [] for name in (*SETTINGS, OURS)}
             with busy_neighbours(neighbours):

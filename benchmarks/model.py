@@ -7,10 +7,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.data import draw
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
@@ -19,19 +17,16 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.training.optim import make_optimizer
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
 BATCH, FEW, GPU_BATCH = 8, 2, 64
 MIB = 2**20
-PRECISIONS = (torch.float32, torch.bfloat16)
-PRODUCT_ROWS = (BATCH * 3 * 129, 4 * 768)
-PRODUCT_FLOPS = 2 * 768 * PRODUCT_ROWS[0] * PRODUCT_ROWS[1]
 
 Work = dict[str, Callable[[], object]]  # cases to time, by name
 
@@ -87,68 +82,41 @@ def configuration(*opts: str) -> CfgNode:
     return load_cfg("RGBNT201/DeMo.yml", list(opts))
 
 
-def model_rows(quick: bool) -> Iterator[Row]:
-    rows, rates = precision_rows()
-    yield from rows
-    yield from inference_rows(quick, rates)
-    yield from training_rows(quick, rates)
-    yield from attention_rows(quick, rates)
-    if choose_device(configuration()).type == "cuda":
+def model_rows(quick: bool, device: torch.device) -> Iterator[Row]:
+    yield from inference_rows(quick, device)
+    yield from training_rows(quick, device)
+    if device.type == "cuda":
         yield from same_precision_rows(GPU_BATCH, 1 if quick else 5)
 
 
-def precision_rows() -> tuple[list[Row], dict[torch.dtype, float]]:
-    """The backbone's widest product, which no model here can be faster than, in float32 and bfloat16: → rows, operations/s."""
-    device = choose_device(configuration())
-    seconds = in_turns("matrix products", {precision: products(precision, device, 1) for precision in PRECISIONS}, 5, device)
-    rates = {precision: PRODUCT_FLOPS / taken for precision, taken in seconds.items()}
-    return [Row(f"matrix products, {name_of(precision)}: the ceiling", None, rate / 1e9, "GFLOP/s", None)
-            for precision, rate in rates.items()], rates
+def precisions(device: torch.device) -> list[torch.dtype | None]:
+    """None for float32, and bfloat16 where the device has instructions for it: without, a step takes minutes."""
+    return [None, torch.bfloat16] if choose_precision("auto", device) is torch.bfloat16 else [None]
 
 
-def products(precision: torch.dtype, device: torch.device, count: int) -> Callable[[], None]:
-    tokens, weight = (torch.randn(rows, 768, device=device).to(precision) for rows in PRODUCT_ROWS)
-
-    def work() -> None:
-        for _ in range(count):
-            F.linear(tokens, weight)
-
-    return work
-
-
-def inference_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """Inference in float32 and bfloat16: time, its share of the matrix products' ceiling, and cosine similarity of features."""
-    for precision, target in ((None, 1), (torch.bfloat16, 4)):
-        name = name_of(precision or torch.float32)
-        slow = precision is not None and is_slow(rates, precision)
-        sides = Sides(configuration(), 1 if slow else FEW if quick else BATCH)
+def inference_rows(quick: bool, device: torch.device) -> Iterator[Row]:
+    """Inference in float32 and bfloat16 beside the reference's in float32: time, and cosine similarity of features."""
+    for precision in precisions(device):
+        name, sides = name_of(precision), Sides(configuration(), FEW if quick else BATCH)
         found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
         check_equal("inference", found, expected)
-        count = 2 if quick or slow else 10
-        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours),
-                      "products": products(precision or torch.float32, sides.device, count)}
+        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours)}
         with inference(sides.ours, precision):  # weights are cast once for all batches
-            seconds = in_turns(f"inference, {name}", work, 1 if quick or slow else 2, sides.device)
-            cast = sides.infer(sides.ours) if precision else found
-        yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
-        share = 100 * flops(sides) / seconds["ours"] / (count * PRODUCT_FLOPS / seconds["products"])
-        yield Row("… share of the ceiling", None, share, "%", None, *(() if precision else ("≥ 85 %", share >= 85)))
+            seconds = in_turns(f"inference, {name}", work, 1 if quick else 2, sides.device)
+            cast = sides.infer(sides.ours)
+        yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=4 if precision else 1)
         if precision:
             cosine = F.cosine_similarity(cast, found).min().item()
             yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
 
 
-def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
+def training_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Time of a training step in float32 and bfloat16 beside the reference's in float32, and its peak memory."""
-    for precision, target in ((None, 1.1), (torch.bfloat16, 3)):
-        name = name_of(precision or torch.float32)
-        if precision and is_slow(rates, precision):  # its backward pass would take minutes
-            yield Row(f"training step, {name}: not run, no instructions", None, None, "s", None, f"≥ {target}×", False)
-            continue
-        sides = Sides(configuration(), FEW if quick else BATCH)
+    for precision in precisions(device):
+        name, sides = name_of(precision), Sides(configuration(), FEW if quick else BATCH)
         work: Work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
         seconds = in_turns(f"training, {name}", work, 1, sides.device)
-        yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=target)
+        yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=3 if precision else 1.1)
         if not precision and not quick:
             del sides, work  # frees memory for the processes that follow
             plain_side, ours = (peak_memory(train, side, BATCH // 2) / MIB for side in ("reference", "ours"))
@@ -156,36 +124,11 @@ def training_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]
             yield Row(f"… peak memory of a process, {BATCH // 2} triplets", plain_side, ours, "MiB", ratio, "≥ 1×", ratio >= 1)
 
 
-def attention_rows(quick: bool, rates: dict[torch.dtype, float]) -> Iterator[Row]:
-    """A training step of the demo's small backbone with the attention that it chooses, fused or plain, beside the other."""
-    cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
-    device = choose_device(cfg)
-    backbone = make_backbone(cfg, CAMERAS).to(device)
-    images = torch.randn(len(MODALITIES) * (FEW if quick else 32), 3, *cfg.INPUT.SIZE_TRAIN, device=device)
-    cameras = torch.zeros(len(images), dtype=torch.long, device=device)
-    for precision in PRECISIONS:
-        if is_slow(rates, precision):
-            continue
-
-        def step(fused: bool, precision: torch.dtype = precision) -> None:
-            backbone.fused_attention = fused
-            with autocast(device, None if precision is torch.float32 else precision):
-                patches, _ = backbone(images, cameras)
-            patches.float().sum().backward()
-
-        chosen = backbone.fuses_attention(device, precision is not torch.float32)
-        work = {"reference": partial(step, not chosen), "ours": partial(step, chosen)}
-        names = ("fused", "plain") if chosen else ("plain", "fused")
-        yield speed_row(f"{names[0]} attention beside {names[1]}, {name_of(precision)}, training step of the demo's backbone",
-                        in_turns("attention", work, 2 if quick else 9, device))
-
-
 def same_precision_rows(batch: int, rounds: int) -> Iterator[Row]:
     """Inference and training step of both, in float32 and under the same autocast in bfloat16; on a GPU also their memory, and
     inference with compiled blocks."""
-    for precision in PRECISIONS:
-        half, name = None if precision is torch.float32 else precision, name_of(precision)
-        sides = Sides(configuration(), batch)
+    for half in (None, torch.bfloat16):
+        name, sides = name_of(half), Sides(configuration(), batch)
         ours = partial(sides.infer, sides.ours)
 
         def plain(sides: Sides = sides, half: torch.dtype | None = half) -> torch.Tensor:
@@ -224,10 +167,10 @@ def train(side: str, batch: int) -> None:
         step()
 
 
-def evaluation_rows(quick: bool) -> list[Row]:
+def evaluation_rows(quick: bool, device: torch.device) -> list[Row]:
     """The evaluation of an epoch, from images on disk to mAP for three return patterns: one pass beside three. On a GPU of more
     images, and also in bfloat16."""
-    if quick or choose_device(configuration()).type == "cpu":
+    if quick or device.type == "cpu":
         return [evaluation_row(quick, 2, BATCH, "off")]
     return [evaluation_row(quick, 16, GPU_BATCH, mode) for mode in ("off", "bf16")]
 
@@ -269,16 +212,10 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 
-def is_slow(rates: dict[torch.dtype, float], precision: torch.dtype) -> bool:
-    """Whether products in `precision` are slower than in float32, as on a processor without instructions for it."""
-    return rates[precision] < rates[torch.float32]
+def name_of(precision: torch.dtype | None) -> str:
+    return str(precision or torch.float32).removeprefix("torch.")
 
 
-def flops(sides: Sides) -> float:
-    with FlopCounterMode(display=False) as counter:
-        sides.infer(sides.ours)
-    return counter.get_total_flops()
-
-
-def name_of(precision: torch.dtype) -> str:
-    return str(precision).removeprefix("torch.")
+def draw(root: Path, height: int, width: int, identities: int, test_identities: int) -> None:
+    """Write synthetic triplets in the layout of RGBNT201, 4 of each training and test identity."""
+    pedestrians.write_data_set(root / pedestrians.FOLDER, identities, test_identities, 1, height, width)

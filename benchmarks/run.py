@@ -1,4 +1,4 @@
-"""Speed and memory relative to the plain formulation, as a table: python benchmarks/run.py [ranking data …] [--quick]"""
+"""Speed and memory relative to the plain formulation, as a table: python benchmarks/run.py [model ranking …] [--quick]"""
 import sys
 from pathlib import Path
 
@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterable
 import torch
 
 from demo_sdtps.benchmarks.busy import busy_rows
-from demo_sdtps.benchmarks.data import data_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
-from demo_sdtps.benchmarks.search import search_rows
-from demo_sdtps.benchmarks.seps import seps_rows
 from demo_sdtps.benchmarks.slimming import slimming_rows
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import add_output, check_outputs, run
@@ -31,20 +28,15 @@ from demo_sdtps.runtime.threads import cpu_cores
 from demo_sdtps.training.record import command, commit, machine, versions
 
 PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = {  # description; rows by `quick` and device
-    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
-              lambda quick, _: model_rows(quick)),
+    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
     "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
-                 lambda quick, _: slimming_rows(quick)),
+                 slimming_rows),
     "fusion": ("HDM and ATMoE alone", lambda quick, _: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
-    "sdtps": ("SDTPS alone, and its share of the whole forward",
-              lambda quick, _: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
-    "seps": ("similarities of images and captions", seps_rows),
-    "evaluation": ("the evaluation of an epoch, from images to mAP", lambda quick, _: evaluation_rows(quick)),
-    "ranking": ("mAP and CMC, up to a million gallery samples", ranking_rows),
+    "sdtps": ("SDTPS alone", lambda quick, _: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
+    "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),
+    "ranking": ("mAP and CMC", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),
-    "search": ("exact search in a million gallery samples", lambda quick, _: search_rows(quick)),
     "busy": ("training beside other processes, by how threads wait for each other", lambda quick, _: busy_rows(quick)),
-    "data": ("decoding, augmentation, and waiting time of training", lambda quick, _: data_rows(quick)),
 }
 
 
@@ -52,13 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
                     "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
-                    "take about half an hour on two cores.",
+                    "take about twenty minutes on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="auto (default) is a GPU if there is one; search and data always run on the CPU")
+                        help="auto (default) is a GPU if there is one")
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = parser.parse_args()
     check_outputs(arguments)

@@ -11,11 +11,9 @@ from demo_sdtps.benchmarks.model import (
     CAMERAS,
     CLASSES,
     FEW,
-    PRECISIONS,
     configuration,
-    is_slow,
     name_of,
-    precision_rows,
+    precisions,
     random_batch,
     training_step,
 )
@@ -61,16 +59,14 @@ SETTINGS = {
 }
 
 
-def slimming_rows(quick: bool) -> Iterator[Row]:
+def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Inference and a training step, float32 and bfloat16. Every setting is run in the same model, dense or slimmed."""
-    rates = precision_rows()[1]
     for backbone, settings in SETTINGS.items():
         cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
-        yield from rows_of(cfg, settings[-1:] if quick else settings, quick,
-                           [precision for precision in PRECISIONS if not is_slow(rates, precision)])
+        yield from rows_of(cfg, settings[-1:] if quick else settings, quick, precisions(device))
 
 
-def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, precisions: Sequence[torch.dtype]) -> Iterator[Row]:
+def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequence[torch.dtype | None]) -> Iterator[Row]:
     """The rows of one backbone."""
     torch.manual_seed(cfg.SOLVER.SEED)
     device, batch = choose_device(cfg), FEW if quick else 2 * FEW
@@ -95,8 +91,8 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, precisions: 
             found[name] = partial(with_stages, model, stages[name], partial(work, seen))
         return found
 
-    for precision in precisions:
-        half, name = None if precision is torch.float32 else precision, name_of(precision)
+    for half in halves:
+        name = name_of(half)
         what = f"{cfg.MODEL.TRANSFORMER_TYPE}, inference, {name}"
         with inference(model, half):
             seconds = in_turns(what, works(lambda seen: model(seen, cameras), training=False), 1 if quick else 4, device)

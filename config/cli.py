@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
+from demo_sdtps.config.common import RETURN_PATTERNS
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
@@ -58,6 +59,12 @@ def add_output(parser: argparse.ArgumentParser, name: str, suffix: str, **option
     outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{suffix}"} | options).dest] = suffix
 
 
+def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
+    """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
+    parser.add_argument("--return_pattern", dest="TEST.RETURN_PATTERN", choices=[str(pattern) for pattern in RETURN_PATTERNS],
+                        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)")
+
+
 def check_outputs(arguments: argparse.Namespace, inputs: Iterable[str | Path] = ()) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, exists without --overwrite, or is or lies in one of
     the `inputs`, files and folders that the command reads. To be called before any work; `parse` does."""
@@ -102,12 +109,12 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments of a `config_parser`, and the checked configuration. Raises `UserError`, also for outputs (`check_outputs`)."""
+    """Arguments of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. Raises `UserError`,
+    also for outputs (`check_outputs`)."""
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
     arguments = parser.parse_intermixed_args([f" {arg}" if NEGATIVE.fullmatch(arg) else arg for arg in sys.argv[1:]])
     pairs, checkpoint = list(pairs_of([arg.strip() for arg in arguments.opts])), arguments.checkpoint
-    if checkpoint and getattr(arguments, checkpoint.key):
-        pairs.append((checkpoint.key, getattr(arguments, checkpoint.key)))
+    pairs += [(key, value) for key, value in vars(arguments).items() if key in arguments.schema.by_name and value]
     config = arguments.config_file
     if config is None:
         path = dict(pairs).get(checkpoint.key)

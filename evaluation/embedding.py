@@ -1,15 +1,12 @@
 """Features in two dimensions, for a scatter plot: PCA and t-SNE by scikit-learn, UMAP by umap-learn."""
 import warnings
-from importlib import import_module
 
 import numpy as np
 
 from demo_sdtps.config import UserError
+from demo_sdtps.runtime.extras import check_extra
 
 METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
-LIBRARIES = {"pca": ("sklearn.decomposition", "scikit-learn", "report"), "tsne": ("sklearn.manifold", "scikit-learn", "report"),
-             "umap": ("umap", "umap-learn", "umap")}
-"""By method: the module, its library, and the extra that has it."""
 PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points
 REDUCED = 50  # principal components that t-SNE sees: the others are noise to it, and cost time
 LEAST = 4  # points, for the neighbours of t-SNE and UMAP
@@ -19,14 +16,10 @@ def check_method(method: str, count: int) -> None:
     """Raise `UserError` for fewer than 4 features, and where the library of the method is not installed."""
     if count < LEAST:
         raise UserError(f"There are {count} samples, but a scatter plot needs at least {LEAST}; show more.")
-    module, library, extra = LIBRARIES[method]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of umap-learn, on TensorFlow, which is not needed
-            import_module(module)
-    except ImportError:
-        raise UserError(f"{METHODS[method]} is computed by {library}, which is not installed; pip install '.[{extra}]'."
-                        ) from None
+    if method == "umap":
+        check_extra(METHODS[method], "umap", {"umap": "umap-learn"})
+    else:
+        check_extra(METHODS[method], "report", {"sklearn": "scikit-learn"})
 
 
 def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
@@ -53,9 +46,9 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
 
 
 def _umap(features: np.ndarray, seed: int) -> np.ndarray:
-    from umap import UMAP
-
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on versions of its own dependencies
+        warnings.simplefilter("ignore")  # on TensorFlow, which is not needed, and versions of its own dependencies
+        from umap import UMAP
+
         # A seed and several threads exclude each other.
         return UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1).fit_transform(features)

@@ -35,10 +35,9 @@ class Quality:
     reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
     and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
 
-    `random_order` is the expected average precision of a random order of the grid's patches, `random_orders` that of those
-    that reach each stage and SDTPS. `mean_global_cosine` is the mean cosine of the global features of two images, by
-    modality: near 1 a global feature hardly depends on its image. `left_out` of the `images` have no patch in the foreground
-    and are not in recall and average precisions.
+    `random_order` is the expected average precision of a random order of the grid's patches. `mean_global_cosine` is the mean
+    cosine of the global features of two images, by modality: near 1 a global feature hardly depends on its image. `left_out` of
+    the `images` have no patch in the foreground and are not in recall and average precisions.
     """
 
     cases: dict[str, Measures]
@@ -47,7 +46,6 @@ class Quality:
     images: int
     left_out: int
     stages: dict[str, dict[str, Measures]]
-    random_orders: dict[str, float]
     lights: dict[str, dict[str, Measures]]
 
     @property
@@ -75,7 +73,6 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
     """
     device = next(model.parameters()).device
     numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
-    reached: dict[str, list[torch.Tensor]] = defaultdict(list)
     sums: dict[str, torch.Tensor] = {}
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
@@ -89,19 +86,16 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
-                    if not context.missing:
-                        reached[name].append(relevant.gather(1, choice.places).cpu())
     whole = {key: torch.cat(parts) for key, parts in numbers.items()}
-    found = {name: {case: _rows(whole, name, case) for case in CASES} for name in reached}
+    found = {name: {case: _rows(whole, name, case) for case in CASES} for name in dict.fromkeys(name for name, *_ in whole)}
     shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
     by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
     count = len(foreground)
     # The mean over all ordered pairs of two different images.
     cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
                for modality, total in sums.items()}
-    random_orders = {name: random_order(together) for name, parts in reached.items() if (together := torch.cat(parts)).any()}
     return Quality(found.pop(SDTPS, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
-                   found, random_orders, by_light)
+                   found, by_light)
 
 
 def check_selection(cfg: CfgNode) -> None:

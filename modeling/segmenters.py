@@ -21,27 +21,23 @@ CLASSES = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 """Names of the foreground's classes in COCO and, but for trucks, in Pascal VOC."""
 
 MIN_SCORE = 0.5  # of an instance
-SIDES = {"maskrcnn": 800, "deeplab": 520}
-"""Shorter side in pixels to which torchvision scales an image for each network."""
-
+MASKRCNN_SIDE, DEEPLAB_SIDE = 800, 520  # shorter side in pixels to which torchvision scales an image
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's training images
 
 
-def make_segmenter(name: str, weight: str | None, classes: str, side: int | None, device: torch.device) -> Segmenter:
-    """The segmenter `name`: a key of `SIDES`, with the weights of a file or "hub", or module:function.
-
-    `classes` is a key of `CLASSES`; `side` replaces the network's of `SIDES`. Raises `UserError`.
-    """
+def make_segmenter(name: str, weight: str | None, classes: str, device: torch.device) -> Segmenter:
+    """The segmenter `name`: a key of `NETWORKS`, with the weights of a file or "hub", or module:function; `classes` is a key of
+    `CLASSES`. Raises `UserError`."""
     if ":" in name:
-        if weight or side:
-            raise UserError(f"--model {name} is a function of yours, which takes no --weight and no --side; leave them out.")
+        if weight:
+            raise UserError(f"--model {name} is a function of yours, which takes no --weight; leave it out.")
         return _checked(_function(name), name)
-    if name not in SIDES:
-        raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, SIDES))} or module:function.")
+    if name not in NETWORKS:
+        raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function.")
     make, apply = NETWORKS[name]
-    network, categories = make(weight, side or SIDES[name])
+    network, categories = make(weight)
     wanted = [index for index, category in enumerate(categories) if category in CLASSES[classes]]
-    return partial(apply, network.to(device).eval(), wanted, side or SIDES[name])
+    return partial(apply, network.to(device).eval(), wanted)
 
 
 def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> torch.Tensor | None:
@@ -55,7 +51,7 @@ def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> 
 
 
 @torch.inference_mode()
-def _apply_maskrcnn(network: nn.Module, classes: Sequence[int], side: int, image: torch.Tensor) -> torch.Tensor:
+def _apply_maskrcnn(network: nn.Module, classes: Sequence[int], image: torch.Tensor) -> torch.Tensor:
     """The network scales the image itself."""
     device = next(network.parameters()).device
     (found,) = network([image.to(device) / 255])
@@ -64,20 +60,21 @@ def _apply_maskrcnn(network: nn.Module, classes: Sequence[int], side: int, image
 
 
 @torch.inference_mode()
-def _apply_deeplab(network: nn.Module, classes: Sequence[int], side: int, image: torch.Tensor) -> torch.Tensor:
+def _apply_deeplab(network: nn.Module, classes: Sequence[int], image: torch.Tensor) -> torch.Tensor:
     device = next(network.parameters()).device
-    scaled = normalize(resize(image.to(device), [side]).float() / 255, MEAN, STD)
+    scaled = normalize(resize(image.to(device), [DEEPLAB_SIDE]).float() / 255, MEAN, STD)
     probabilities = network(scaled[None])["out"].softmax(dim=1)[0, classes].sum(dim=0, keepdim=True)
     return resize(probabilities, list(image.shape[1:]))[0].clamp(0, 1).cpu()
 
 
-def _maskrcnn(weight: str | None, side: int) -> tuple[nn.Module, Sequence[str]]:
+def _maskrcnn(weight: str | None) -> tuple[nn.Module, Sequence[str]]:
     published = MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1
-    make = partial(maskrcnn_resnet50_fpn_v2, weights=None, weights_backbone=None, min_size=side, max_size=4 * side)
+    make = partial(maskrcnn_resnet50_fpn_v2, weights=None, weights_backbone=None, min_size=MASKRCNN_SIDE,
+                   max_size=4 * MASKRCNN_SIDE)
     return _with_weights(make, published, weight), published.meta["categories"]
 
 
-def _deeplab(weight: str | None, side: int) -> tuple[nn.Module, Sequence[str]]:
+def _deeplab(weight: str | None) -> tuple[nn.Module, Sequence[str]]:
     published = DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1
     make = partial(deeplabv3_resnet50, weights=None, weights_backbone=None, aux_loss=True)
     return _with_weights(make, published, weight), published.meta["categories"]
@@ -117,20 +114,13 @@ def _function(name: str) -> Segmenter:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
                         "folder or installed.") from None
-    if not callable(function):
-        raise UserError(f"--model {name} is no function; give one from a uint8 (3, H, W) tensor to a mask (H, W).")
     return function
 
 
 def _checked(function: Segmenter, name: str) -> Segmenter:
     """`function`, whose masks must be finite, (H, W), in [0, 1]. Raises `UserError` where one is not."""
     def segment(image: torch.Tensor) -> torch.Tensor:
-        found = function(image)
-        try:
-            mask = torch.as_tensor(found).float().cpu()
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(f"--model {name} returned no mask but a {type(found).__name__}; it must return a tensor or array "
-                            "(H, W).") from None
+        mask = torch.as_tensor(function(image)).float().cpu()
         if mask.shape != image.shape[1:] or not ((mask >= 0) & (mask <= 1)).all():
             raise UserError(f"--model {name} returned {tuple(mask.shape)} with values from {mask.min():g} to {mask.max():g} "
                             f"for an image {tuple(image.shape)}; it must return a mask {tuple(image.shape[1:])} in [0, 1].")

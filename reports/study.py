@@ -271,20 +271,15 @@ def draw_losses(result: dict[str, Any], path: Path) -> None:
 
 
 def draw_costs(result: dict[str, Any], path: Path) -> None:
-    """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant."""
-    draw_against([variant.get("gmacs") for variant in result["variants"]], "GMACs of one triplet", result, path)
-
-
-def draw_against(costs: Sequence[float | None], meaning: str, result: dict[str, Any], path: Path) -> None:
-    """mAP of the last return pattern, mean ± standard deviation, against a cost of every variant that has one."""
+    """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant that has both."""
     pattern = result["patterns"][-1]
     figure, axis = plt.subplots(figsize=(9, 5))
-    for index, (variant, cost) in enumerate(zip(result["variants"], costs, strict=True)):
+    for index, variant in enumerate(result["variants"]):
         values = list(final_metric(variant, pattern, "mAP").values())
-        if values and cost is not None:
-            axis.errorbar(cost, np.mean(values), yerr=_deviation(values), capsize=3, fmt="osD^v<>P"[index // 10],
+        if values and "gmacs" in variant:
+            axis.errorbar(variant["gmacs"], np.mean(values), yerr=_deviation(values), capsize=3, fmt="osD^v<>P"[index // 10],
                           color=f"C{index % 10}", label=variant["name"])
-    axis.set(xlabel=meaning, ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
+    axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     _save(figure, result, path)

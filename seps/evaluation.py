@@ -59,17 +59,11 @@ def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
     splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
-    check_long_captions(cfg, splits)
-    return splits
-
-
-def check_long_captions(cfg: CfgNode, splits: Mapping[str, ImageTexts]) -> None:
-    """Raise `UserError` where only some of the splits have long captions."""
-    data = cfg.DATASETS
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
         raise UserError(f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
                         "them, or set DATASETS.LONG_CAPTIONS to no.")
+    return splits
 
 
 def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:

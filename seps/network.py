@@ -13,7 +13,6 @@ from torch import nn
 from demo_sdtps.modeling.sdtps import (
     TokenAggregation,
     TokenSparse,
-    aggregate,
     aggregated_tokens,
     aggregation_mlp,
     cosines,
@@ -35,10 +34,8 @@ BLOCK = 4096  # pairs that are scored and selected at once; each needs a small p
 
 
 class DualTokenAggregation(nn.Module):
-    """Aggregates the patches selected by the sparse and the dense caption: W_s V_s + W_d V_d, two weight MLPs, one scale.
-
-    `embed_dim` is C, `out_tokens` N_c.
-    """
+    """Weights that aggregate the patches selected by the sparse and the dense caption, W_s V_s + W_d V_d: two weight MLPs, one
+    scale. `embed_dim` is C, `out_tokens` N_c; `pairs.merged_max_sim` aggregates."""
 
     def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()
@@ -48,18 +45,7 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
-        return [self._logits(weight, tokens) for weight in (self.weight_sparse, self.weight_dense)]
-
-    def forward(self, sparse: torch.Tensor, sparse_decision: torch.Tensor, dense: torch.Tensor | None = None,
-                dense_decision: torch.Tensor | None = None) -> torch.Tensor:
-        """Tokens (B, S, C) and decisions (B, S) of the sparse and optionally the dense caption → (B, N_c, C)."""
-        merged = aggregate(sparse, self._logits(self.weight_sparse, sparse), sparse_decision)
-        if dense is None or dense_decision is None:
-            return merged
-        return merged + aggregate(dense, self._logits(self.weight_dense, dense), dense_decision)
-
-    def _logits(self, weight: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-        return weight(tokens).transpose(1, 2) * self.scale
+        return [weight(tokens).transpose(1, 2) * self.scale for weight in (self.weight_sparse, self.weight_dense)]
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -106,19 +92,14 @@ class CrossSparseAggrNet(nn.Module):
         Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
+        if (long_cap_embs is None) != (long_cap_lens is None):
+            raise ValueError("long_cap_embs and long_cap_lens belong together; give both or neither.")
         caption, long = as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
             long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
-        elif long_cap_embs is not None or long_cap_lens is not None:
-            given, other = ("long_cap_lens", "long_cap_embs") if long_cap_embs is None else ("long_cap_embs", "long_cap_lens")
-            raise ValueError(f"{given} is given without {other}; give both or neither.")
-        if long and len(long.words) != len(caption.words):
-            raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
-        widths = {tokens.shape[-1] for tokens in (img_embs, cap_embs, long_cap_embs) if tokens is not None}
-        if widths != {self.embed_size}:
-            raise ValueError(f"The tokens of images and captions are {' and '.join(map(str, sorted(widths)))} wide, but this "
-                             f"network was made for {self.embed_size}.")
+            if len(long.words) != len(caption.words):
+                raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.pretrained import OTHERS, RANDOM, fill, read_source
+from demo_sdtps.runtime.extras import check_extra
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
@@ -191,11 +192,9 @@ def _read(kind: str, name: str, **options: Any) -> Any:
 
 def _transformers() -> ModuleType:
     """transformers without its reports and progress bars; imported late, since it is slow and optional."""
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("SEPS reads captions with a BERT of transformers, which is not installed; pip install '.[seps]'."
-                        ) from None
+    check_extra("The text tower", "seps", {"transformers": "transformers"})
+    import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

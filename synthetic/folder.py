@@ -57,25 +57,21 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, fill: Callable[
     """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
 
     `fill` writes the files and may return further entries for the marker file. Raises `UserError` where `target` may not be
-    replaced or cannot be written.
+    replaced.
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()):
         print(f"{target} is up to date: it was made with these arguments, nothing was written.")
         return False
     _check_free(target, overwrite)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
-            fresh = Path(temporary) / target.name
-            fresh.mkdir()
-            (fresh / MARKER).write_text(json.dumps({**recipe, **(fill(fresh) or {})}, indent=2) + "\n")
-            if target.exists():
-                shutil.move(target, Path(temporary) / "replaced")
-            fresh.rename(target)
-    except OSError as error:
-        raise UserError(f"--root {target.parent}: the data set could not be written there "
-                        f"({error.strerror or error}); choose a folder that is writable and has room.") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
+        fresh = Path(temporary) / target.name
+        fresh.mkdir()
+        (fresh / MARKER).write_text(json.dumps({**recipe, **(fill(fresh) or {})}, indent=2) + "\n")
+        if target.exists():
+            shutil.move(target, Path(temporary) / "replaced")
+        fresh.rename(target)
     return True
 
 

@@ -1,14 +1,11 @@
 """benchmarks/run.py: the command, its table, and the table in docs/performance.md."""
 import json
 import math
-import statistics
 
 import pytest
 import torch
 from commands import ROOT
-from PIL import Image
 
-from demo_sdtps.benchmarks import accuracy_time
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row, as_markdown, peak_memory, speed_row
 from demo_sdtps.benchmarks.slimming import pairs
@@ -30,7 +27,7 @@ def record_of(measured):
 
 
 @pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
-    "slimming", "sdtps", "seps", "evaluation", "ranking", "reranking", "search", "data"))], ids=" ".join)
+    "slimming", "sdtps", "evaluation", "ranking", "reranking"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)
@@ -75,26 +72,3 @@ def test_time_saved_over_operations_saved():
     assert (first.target, first.met, second.target, second.met) == ("≥ 2×", True, "", None)
     assert share.ours == pytest.approx(0.7 / 0.75) and share.met and share.target == "≥ 0.9"
     assert smaller.ours == pytest.approx(0.2 / 0.5) and not smaller.met
-
-
-def test_accuracy_against_time_of_a_study(tmp_path, command, monkeypatch):
-    """The operations and mAP are the study's; the times are measured in the same run, a variant that reads masks included."""
-    monkeypatch.chdir(ROOT)
-    result = json.loads((ROOT / "docs" / "results" / "slimming.json").read_text())
-    result["variants"] = [result["variants"][number] for number in (0, 1, 7)]
-    assert result["variants"][2]["name"].startswith("true mask")
-    (tmp_path / "study.json").write_text(json.dumps(result))
-    words = (tmp_path / "study.json", "--batch", "2", "--rounds", "1", "--output", tmp_path / "x.png", "--json",
-             tmp_path / "x.json")
-    code, stdout, stderr = command(accuracy_time.main, *words)
-    assert code == 0, stderr
-    seconds = json.loads((tmp_path / "x.json").read_text())["seconds"]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in stdout.splitlines() if line.startswith("|")][2:]
-    for row, variant in zip(rows, result["variants"], strict=True):
-        last = [100 * records[-1]["patterns"]["3"]["mAP"] for records in variant["records"].values()]
-        assert row[0] == variant["name"] and float(row[1]) == pytest.approx(statistics.mean(last), abs=0.051)
-        assert float(row[2]) == pytest.approx(variant["gmacs"] / result["variants"][0]["gmacs"], abs=0.0051)
-        for shown, taken in zip(row[3:], seconds.values(), strict=True):
-            assert float(shown) == pytest.approx(taken[row[0]] / taken["dense"], abs=0.0051)
-    with Image.open(tmp_path / "x.png") as image:
-        assert min(image.size) > 150

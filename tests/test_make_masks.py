@@ -13,7 +13,7 @@ from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv
 from triplets import config
 
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets import read_splits, segmenters
 from demo_sdtps.datasets.loaders import batches, test_loader
 from demo_sdtps.modeling.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
@@ -117,7 +117,7 @@ def test_deeplab_from_a_file(tmp_path):
     torch.save(network.state_dict(), tmp_path / "deeplab.pth")
     image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
     for classes, least in (("person", 0.9), ("vehicle", 0)):
-        mask = make_segmenter("deeplab", str(tmp_path / "deeplab.pth"), classes, 16, torch.device("cpu"))(image)
+        mask = make_segmenter("deeplab", str(tmp_path / "deeplab.pth"), classes, torch.device("cpu"))(image)
         assert mask.shape == (48, 20) and (mask.min() >= least if least else mask.max() == 0)
 
 
@@ -132,7 +132,8 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
 
 
 @pytest.mark.slow
-def test_maskrcnn_from_a_file(tmp_path):
+def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(segmenters, "MASKRCNN_SIDE", 32)
     torch.manual_seed(0)
     network = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None)
     person = MaskRCNN_ResNet50_FPN_V2_Weights.DEFAULT.meta["categories"].index("person")
@@ -141,7 +142,7 @@ def test_maskrcnn_from_a_file(tmp_path):
     path = tmp_path / "maskrcnn.pth"
     torch.save(network.state_dict(), path)
     image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
-    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, 32, torch.device("cpu"))(image)
+    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, torch.device("cpu"))(image)
                                  for classes in ("person", "vehicle"))
     assert person_mask.shape == vehicle_mask.shape == (48, 20)
     assert person_mask.max() > 0.9 and vehicle_mask.max() == 0

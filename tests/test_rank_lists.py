@@ -3,6 +3,8 @@ import re
 from itertools import pairwise
 
 import pytest
+import torch
+import torch.nn.functional as F
 from commands import CONFIG, QUERIES, cli_args_for, distance_rounding, squared_distances, weights_file
 
 from demo_sdtps.config import UserError, load_cfg
@@ -92,29 +94,28 @@ def first_hits(cfg, features, data, nearer=0.0):
 
 
 def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
-    _, features, data = ranked
+    cfg, features, data = ranked
     first = data.samples[data.query[0]]
     match = next(index for index in data.gallery.tolist()
                  if data.samples[index].identity == first.identity and data.samples[index].camera != first.camera)
     features[match] = features[data.query[0]]  # a hit at rank 1 for certain
     best, worst, everyone = first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES)  # whatever is rounded
     failed, possible = ([number for number in everyone if ranks[number] > 1] for ranks in (best, worst))
-    found = draw_ranks.failures(*ranked, everyone)
+    found = draw_ranks.failures(*ranked)
     assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(found))
-    fine = [number for number in everyone if worst[number] == 1]
+    perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
     with pytest.raises(UserError, match="--failures finds none"):
-        draw_ranks.failures(*ranked, fine)
+        draw_ranks.failures(cfg, perfect, data)
 
 
-def test_the_flags_choose_the_rows(command, monkeypatch, ranked, tmp_path):
+def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     cfg, _, data = ranked
     figures, save = [], draw_ranks.save
     monkeypatch.setattr(draw_ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-    identity = data.samples[-1].identity
-    numbers = draw_ranks.failures(*ranked, draw_ranks.of_identities(cfg, data, [identity]))
+    numbers = draw_ranks.failures(*ranked)
     words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", cfg.TEST.WEIGHT, "--output", tmp_path / "ranks.png", "--failures",
-                         "--queries", "1", "--identities", identity)
+                         "--queries", "1")
     assert command(draw_ranks.main, *words)[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
     assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() == f"query\n{title}"

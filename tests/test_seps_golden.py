@@ -1,4 +1,4 @@
-"""SEPS, its plain loop and its slow reference against the numbers of the original; test_seps_losses.py has the losses'."""
+"""SEPS and its slow reference against the numbers of the original; test_seps_losses.py has the losses'."""
 import inspect
 
 import pytest
@@ -6,19 +6,17 @@ import torch
 from golden_cases import load_case, relative_error
 from reference import seps as reference
 
-from demo_sdtps.benchmarks.plain.seps_loop import PlainSEPS
 from demo_sdtps.seps import CrossSparseAggrNet, SEPSLoss
 
 CASES = ["open", "open_sparse_only", "open_gradients", "paper", "paper_no_long", "paper_single", "paper_gradients"]
-MADE_BY = pytest.mark.parametrize("make", [CrossSparseAggrNet, PlainSEPS])
 INPUTS = ["images", "captions", "caption_lengths", "long_captions", "long_caption_lengths"]
 
 
-def build(make, case):
+def build(case):
     """The case's network in training; loading is strict, for the names are the interface."""
-    names = set(inspect.signature(make).parameters) & set(case.settings)
+    names = set(inspect.signature(CrossSparseAggrNet).parameters) & set(case.settings)
     assert set(case.settings) - names <= {"seed", "has_cls", "parameters"}
-    network = make(**{name: case.settings[name] for name in names})
+    network = CrossSparseAggrNet(**{name: case.settings[name] for name in names})
     network.load_state_dict(case.weights)
     return network.train()
 
@@ -57,20 +55,18 @@ def assert_gradient(found, expected, name):
         assert relative_error(found, expected) < 1e-5, name
 
 
-@MADE_BY
 @pytest.mark.parametrize("name", CASES)
-def test_values_masks_and_gradients(name, make):
+def test_values_masks_and_gradients(name):
     case = load_case(f"seps_{name}")
     inputs = inputs_of(case)
-    assert_golden(case, inputs, *build(make, case)(*inputs))
+    assert_golden(case, inputs, *build(case)(*inputs))
 
 
-@MADE_BY
 @pytest.mark.parametrize("name", CASES)
-def test_evaluation(name, make):
+def test_evaluation(name):
     case = load_case(f"seps_{name}")
     with torch.no_grad():
-        similarity = build(make, case).eval()(*inputs_of(case))
+        similarity = build(case).eval()(*inputs_of(case))
     assert relative_error(similarity, case.arrays["similarity"]) < 1e-5
 
 
@@ -90,27 +86,25 @@ def test_the_reference_agrees(name, dtype):
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_whole_losses(name, kind):
     case = load_case(f"seps_{name}")
-    found = SEPSLoss(max_violation=kind == "max")(*build(CrossSparseAggrNet, case)(*inputs_of(case)),
+    found = SEPSLoss(max_violation=kind == "max")(*build(case)(*inputs_of(case)),
                                                   img_ids=case.arrays["image_ids"])
     assert relative_error(torch.stack(found), case.arrays[f"loss_{kind}"]) < 1e-5
 
 
-@MADE_BY
 @pytest.mark.parametrize("name", CASES)
-def test_names_and_shapes_of_the_parameters(name, make):
+def test_names_and_shapes_of_the_parameters(name):
     case = load_case(f"seps_{name}")
-    network = build(make, case)
+    network = build(case)
     assert {key: tensor.shape for key, tensor in network.state_dict().items()} == {
         key: tensor.shape for key, tensor in case.weights.items()}
     if "parameters" in case.settings:
         assert sum(parameter.numel() for parameter in network.parameters()) == case.settings["parameters"]
 
 
-@MADE_BY
 @pytest.mark.parametrize(("arguments", "parameters"), [
     ({}, 57_368), ({"use_paper_version": True}, 246_392),
     ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5}, 291),
     ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, "use_paper_version": True}, 1_198),
     ({"embed_size": 40, "num_patches": 25, "use_paper_version": True, "use_dual_aggr": False}, 1_367)], ids=str)
-def test_number_of_parameters(make, arguments, parameters):
-    assert sum(parameter.numel() for parameter in make(**arguments).parameters()) == parameters
+def test_number_of_parameters(arguments, parameters):
+    assert sum(parameter.numel() for parameter in CrossSparseAggrNet(**arguments).parameters()) == parameters

@@ -9,36 +9,28 @@ from reference import seps as reference
 from test_seps_network import PATH
 
 from demo_sdtps.benchmarks.rows import peak_memory
-from demo_sdtps.benchmarks.seps import _evaluate_drawn
-from demo_sdtps.seps import CrossSparseAggrNet, DualTokenAggregation, RatioLoss, TokenAggregation
+from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss
 
 NARROW = {"embed_size": 20, "num_patches": 9}
+
+
+@torch.no_grad()
+def compare(images, captions, patches, width):
+    """Random images with captions of 8 to 24 and long captions of 30 to 60 words, in evaluation."""
+    texts = []
+    for shortest, longest in ((8, 24), (30, 60)):
+        texts += [torch.randn(captions, longest, width), torch.randint(shortest, longest + 1, (captions,))]
+    CrossSparseAggrNet(width, patches, use_paper_version=True).eval()(torch.randn(images, 1 + patches, width), *texts)
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_captions():
     """Forty times as many captions add what they themselves take, and their similarities."""
     images, patches, width = 100, 64, 32
-    few, many = (peak_memory(_evaluate_drawn, images, captions, patches, width) for captions in (50, 2000))
+    few, many = (peak_memory(compare, images, captions, patches, width) for captions in (50, 2000))
     own = 2000 * (24 + 60) * width * 4  # words of captions and long captions, in float32
     merged = images * 2000 * int(patches * 0.2) * (patches + width) * 4  # weights and merged tokens of all pairs
     assert own < many - few < merged / 4
-
-
-def test_dual_aggregation_is_the_sum_of_two():
-    torch.manual_seed(seeded())
-    dual, single = DualTokenAggregation(20, 3), TokenAggregation(20, 3)
-    torch.nn.init.constant_(dual.scale, 1.7)
-    sides = []
-    for name in ("weight_sparse", "weight_dense"):
-        single.load_state_dict({"scale": dual.scale, **{f"weight.{key}": value for key, value in
-                                                        getattr(dual, name).state_dict().items()}})
-        tokens, decision = torch.randn(2, 5, 20), torch.tensor([[1.0, 1, 0, 1, 1], [1, 0, 0, 0, 1]])
-        sides.append((tokens, decision, single(tokens, decision).detach()))
-    (sparse, sparse_decision, first), (dense, dense_decision, second) = sides
-    # The same operations.
-    assert torch.equal(dual(sparse, sparse_decision), first)
-    assert torch.equal(dual(sparse, sparse_decision, dense, dense_decision), first + second)
 
 
 @pytest.mark.parametrize("paper", [False, True])

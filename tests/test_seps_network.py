@@ -1,4 +1,4 @@
-"""SEPS against a slow version of itself and against the plain loop, what it ignores, and its errors."""
+"""SEPS against a slow version of itself, what it ignores, and its errors."""
 from contextlib import contextmanager
 from itertools import count, pairwise
 from unittest import mock

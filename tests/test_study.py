@@ -35,9 +35,11 @@ def write(folder, **more):
 
 @pytest.fixture(scope="module")
 def quick(tiny_root, tmp_path_factory):
-    """`--quick`, repeated after the loss of two outputs: → (folder, stdout of the second, outputs that it made again)."""
+    """Two variants, two seeds and an epoch, repeated after the loss of two outputs: → (folder, stdout of the second, outputs
+    that it made again)."""
     folder = tmp_path_factory.mktemp("study")
-    words = [write(folder), "--quick", "--overwrite", "--jobs", "2", "DATASETS.ROOT_DIR", tiny_root]
+    words = [write(folder, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--jobs", "2",
+             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
     runs = folder / "runs" / "studies" / "runs"
 
     def printed():
@@ -79,7 +81,7 @@ def tables_of(text):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_a_quick_study_is_two_variants_and_two_seeds(quick):
+def test_a_study_of_two_variants_and_two_seeds(quick):
     folder, _, again = quick
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     assert again == {"Baseline/seed_2/metrics.json", "Baseline/seed_2/run.json", "Baseline/seed_2/missing.json",
@@ -91,14 +93,14 @@ def test_a_quick_study_is_two_variants_and_two_seeds(quick):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
-    assert {path.name for path in (folder / "tiny-quick").iterdir()} == {
+    assert {path.name for path in (folder / "tiny").iterdir()} == {
         "study.md", "study.json", "results.png", "loss.png", "costs.png"}
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, command):
-    made = quick[0] / "tiny-quick"
+    made = quick[0] / "tiny"
     code, _, stderr = command(tool.main, made / "study.json", "--output", tmp_path / "again")
     assert code == 0, stderr
     assert (tmp_path / "again" / "study.md").read_text() == (made / "study.md").read_text()

@@ -164,6 +164,6 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pedestrians, "write_identity", fail_at_the_third)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         make(tmp_path)
     assert len(drawn) == 3 and not list(tmp_path.iterdir())

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from demo_sdtps.config import RETURN_PATTERNS, UserError, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, print_lines, run
 from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import TestData, make_test_data
@@ -21,8 +21,7 @@ from demo_sdtps.reports.figures import HIT, MISS, np, plt, save
 from demo_sdtps.runtime.extras import check_extra
 from demo_sdtps.runtime.files import write_json
 
-PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities", "identities", "identities", "worst"],
-          ["PCA", "PCA", "t-SNE", "t-SNE"]]
+PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
 
 
 def main() -> None:
@@ -31,8 +30,7 @@ def main() -> None:
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
         "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/report.md describes the file.",
         checkpoint=weight_flag())
-    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
-                        help="features that are analysed: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
+    add_return_pattern(parser, "features that are analysed")
     add_output(parser, "--json", ".json", help="write the numbers to this file")
     add_output(parser, "--output", ".png", help="draw them into this file")
     add_limits(parser, "the file")
@@ -40,8 +38,6 @@ def main() -> None:
     if not (arguments.json or arguments.output):
         raise UserError("There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both.")
     check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
-    if arguments.return_pattern:
-        cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
     analysed_case(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -57,7 +53,7 @@ def main() -> None:
 
 
 def draw_analysis(found: Analysis, data: TestData, title: str, path: Path) -> Path:
-    """Everything but the rank lists, in one figure."""
+    """Everything but the rank lists and the worst queries, in one figure."""
     figure, axes = plt.subplot_mosaic(PANELS, figsize=(18, 16), layout="constrained")
     _draw_records(axes["missing"], found)
     _draw_cameras(axes["cameras"], found)
@@ -68,7 +64,6 @@ def draw_analysis(found: Analysis, data: TestData, title: str, path: Path) -> Pa
     names = [str(score.identity) for score in found.identities] if len(scores) <= 60 else []
     axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
     axes["identities"].set(title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100))
-    _draw_worst(axes["worst"], found, data)
     identity = data.labels("identity", torch.tensor(found.points))
     order = identity.unique(return_inverse=True)[1].numpy()
     for method, places in found.embeddings.items():
@@ -110,15 +105,6 @@ def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
         axis.stairs(100 * values / max(1, total), edges, fill=True, alpha=0.5, color=colour, label=f"{total:,} {name}")
     axis.set(title="distances of positives and negatives", xlabel="distance", ylabel="%")
     axis.legend()
-
-
-def _draw_worst(axis: plt.Axes, found: Analysis, data: TestData) -> None:
-    samples = [data.samples[int(data.query[query])] for query in found.worst]
-    axis.barh(np.arange(len(samples)), 100 * found.scores.average_precision[found.worst], color=MISS)
-    axis.set_yticks(np.arange(len(samples)), [f"id {sample.identity}, camera {sample.camera + 1}" for sample in samples],
-                    fontsize=8)
-    axis.invert_yaxis()
-    axis.set(title=f"AP of the {len(samples)} worst queries", xlabel="%")
 
 
 if __name__ == "__main__":

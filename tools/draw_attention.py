@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config import MODALITIES, with_values
+from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
@@ -43,16 +43,13 @@ def main() -> None:
                            "Beside them, HDM's weights of the modalities and ATMoE's gates, where the model has these.",
                            "docs/method.md has the formulas. The backbone runs in float32.", checkpoint=weight_flag())
     parser.add_argument("--method", choices=METHODS, default="rollout", help="default: rollout")
-    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
-                        help="features of Grad-CAM: 1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
+    add_return_pattern(parser, "features of Grad-CAM")
     add_output(parser, "--output", ".png", default="attention.png", help="default: attention.png")
     parser.add_argument("--samples", type=positive_int, default=4, metavar="N",
                         help="triplets, spread over the split (default: 4)")
     arguments, cfg = parse(parser)
     # Gradients and weights of single blocks are those of the plain model.
     cfg = with_values(cfg, {"MODEL.COMPILE": False, "TEST.AMP": "off"})
-    if arguments.return_pattern:
-        cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
     model, splits = load_model_and_data(cfg)
     matches = {sample: matches_of(cfg, sample, splits["gallery"]) for sample in splits["query"]}
     samples = [sample for sample in splits["query"] if matches[sample]]

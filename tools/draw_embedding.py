@@ -6,13 +6,11 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-import logging
 from collections.abc import Sequence
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config import RETURN_PATTERNS, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
@@ -27,39 +25,29 @@ TAB20 = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS, MARKERS = (*TAB20[::2], *TAB20[1::2]), "osD^vP*X<>ph"  # dark colours first: neighbours in the map are much alike
 MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
-logger = logging.getLogger("draw_embedding")
-
 
 def main() -> None:
     parser = config_parser("Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
                            "SOLVER.SEED seeds the methods.", checkpoint=weight_flag())
     parser.add_argument("--method", choices=METHODS, default="pca", help="default: pca; umap needs pip install '.[umap]'")
-    parser.add_argument("--colour", choices=LABELS, action="append", metavar="LABEL",
-                        help="identity or camera; a panel for each, may be repeated (default: both)")
-    parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS,
-                        help="1 original, 2 enhanced, 3 both (default: TEST.RETURN_PATTERN)")
+    add_return_pattern(parser, "features that are drawn")
     parser.add_argument("--points", type=positive_int, default=2000, metavar="N",
                         help="at most N samples, spread over query and gallery (default: 2000)")
     add_output(parser, "--output", ".png", default="embedding.png", help="default: embedding.png")
     arguments, cfg = parse(parser)
-    if arguments.return_pattern:
-        cfg = with_values(cfg, {"TEST.RETURN_PATTERN": arguments.return_pattern})
     model, splits = load_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_method(arguments.method, len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logger.info("%s of %d features …", METHODS[arguments.method], len(chosen))  # the libraries have no progress bar
     points = embed(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
-    print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.colour or LABELS, arguments.output))
+    print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
 
 
-def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, labels: Sequence[str],
-                   path: Path) -> Path:
-    """A panel of the points (n, 2) of the samples for each of `labels`, by which they are coloured."""
-    figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), squeeze=False)
-    for axis, label in zip(axes[0], labels, strict=True):
+def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
+    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured."""
+    figure, axes = plt.subplots(1, len(LABELS), figsize=(7.5 * len(LABELS), 6))
+    for axis, label in zip(axes, LABELS, strict=True):
         values = np.array([getattr(sample, label) for sample in samples])
         distinct = np.unique(values)
         for place, value in enumerate(distinct):

@@ -14,12 +14,12 @@ from PIL import Image
 from torchvision.transforms.v2.functional import resize
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_overwrite, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import add_overwrite, config_parser, parse, print_lines, run
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.masks import mask_path
-from demo_sdtps.modeling.segmenters import CLASSES, SIDES, Segmenter, make_segmenter
+from demo_sdtps.modeling.segmenters import CLASSES, Segmenter, make_segmenter
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
@@ -36,12 +36,10 @@ def main() -> None:
     parser.add_argument("--classes", choices=CLASSES, default="person", help="the foreground (default: person)")
     parser.add_argument("--modality", choices=(*MODALITIES, "all"), default="RGB",
                         help="the image that is segmented; all: each of the three, united (default: RGB)")
-    parser.add_argument("--side", type=positive_int, metavar="PIXELS", help="shorter side to which an image is scaled for the "
-                        f"network (default: torchvision's, {', '.join(f'{side} for {name}' for name, side in SIDES.items())})")
     add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = parse(parser)
     samples = [sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split]
-    segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, arguments.side, choose_device(cfg))
+    segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, choose_device(cfg))
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""

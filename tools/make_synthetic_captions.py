@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines, run
+from demo_sdtps.runtime.extras import check_extra
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes
@@ -87,13 +87,11 @@ def write_text(file: Path, text: str) -> None:
 
 def write_tower(folder: Path, seed: int) -> None:
     """Write a tiny BERT with random weights and a tokenizer with the vocabulary of the captions."""
-    try:
-        import torch
-        from safetensors.torch import save_file
-        from transformers import AutoTokenizer, BertConfig, BertModel
-    except ImportError:
-        raise UserError("The text tower needs the package transformers, which is not installed; pip install '.[seps]'."
-                        ) from None
+    check_extra("The text tower", "seps", {"transformers": "transformers"})
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
     folder.mkdir()
     vocabulary = (*SPECIAL, *shapes.VOCABULARY)
     write_text(folder / "vocab.txt", "\n".join(vocabulary))

@@ -30,15 +30,13 @@ MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and Rank-k as "
-                    "test_net.py does; --csv writes the nearest of each query. Q and G are .npz files or folders of shards. "
+                    "test_net.py does, without gallery samples of the query's identity and scene, or camera where there are no "
+                    "scenes; --csv writes the nearest of each query. Q and G are .npz files or folders of shards. "
                     "The queries are in memory, the gallery's shards are read one by one.")
     parser.add_argument("--query", type=Path, required=True, metavar="Q", help="features of the queries")
     parser.add_argument("--gallery", type=Path, required=True, metavar="G", help="features of the gallery")
     parser.add_argument("--feat_norm", choices=("yes", "no"), default="yes",
                         help="L2-normalise the features, as TEST.FEAT_NORM (default: yes)")
-    parser.add_argument("--exclude", choices=KEYS,
-                        help="exclude gallery samples of the query's identity and this (default: scene if the gallery has "
-                             "scenes, as MSVR310's protocol, else camera)")
     parser.add_argument("--top", type=positive_int, default=TOP, metavar="N", help=f"hits per query of --csv (default: {TOP})")
     add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
@@ -56,7 +54,7 @@ def main() -> None:
     if arguments.csv and arguments.top > len(gallery):
         raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
                         "as many.")
-    key = arguments.exclude or ("scene" if gallery.scenes.any() else "camera")
+    key = "scene" if gallery.scenes.any() else "camera"
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),
                               [getattr(side, KEYS[key]) for side in (query, gallery)])

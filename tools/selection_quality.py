@@ -60,13 +60,9 @@ def main() -> None:
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
     """Whether at least half of a patch's pixels are on the person: (images, N) bool. Raises `UserError` without such masks."""
     paths = [mask_path(sample) for sample in samples]
-    absent = [path for path in paths if not path.exists()]
-    if absent and not absent[0].parent.is_dir():
-        raise UserError(f"There are no foreground masks in {absent[0].parent}, so it is not known where the person is; write "
-                        "them with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py.")
-    if absent:
-        raise UserError(f"The mask {absent[0]} is missing, so the foreground of its triplet is not known; write it with "
-                        "tools/make_masks.py, or remove the triplet.")
+    if absent := next((path for path in paths if not path.exists()), None):
+        raise UserError(f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "
+                        "with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py.")
     patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
 
     def on_person(path: Path) -> torch.Tensor:

@@ -56,7 +56,7 @@ def main() -> None:
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check(cfg, arguments.scores)
-    off = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": [], "MODEL.PIFE_WEIGHTED": False}
+    off: dict[str, object] = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}
     dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     whole = count_macs(cfg, dense)["backbone"]

@@ -63,7 +63,6 @@ logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parent.parent
 TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "loss.png": draw_losses, "costs.png": draw_costs}
-QUICK = {"SOLVER.MAX_EPOCHS": 1, "SOLVER.WARMUP_ITERS": 0}
 DEFAULTS = {"title": "", "config": "", "seeds": [1, 2, 3], "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "variants": {}}
 VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}}
@@ -89,10 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example, or a "
                         "study.json such as docs/results/*.json")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")
-    length.add_argument("--quick", action="store_true", help="check that a study works: the first two variants, two seeds, "
-                        "one epoch; the name of the output folder ends in -quick")
+    parser.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the tables and plots (default: "
                         "runs/studies/<name of the study>)")
     parser.add_argument("--runs", type=Path, default=Path("runs/studies/runs"), metavar="DIR",
@@ -106,7 +102,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
 
-    output = arguments.output or Path("runs/studies") / f"{arguments.study.stem}{'-quick' if arguments.quick else ''}"
+    output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
         files = output_files(output, PLOTS, [arguments.study], arguments.overwrite)
@@ -140,12 +136,9 @@ def output_files(folder: Path, names: Iterable[str], inputs: list[Path], overwri
 
 def planned(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[int], list[Variant]]:
     """The study, the seeds and the variants to run. Raises `UserError`."""
-    study, opts = read_study(arguments.study), arguments.opts
+    study = read_study(arguments.study)
     seeds = list(range(1, arguments.seeds + 1)) if arguments.seeds else study["seeds"]
-    if arguments.quick:
-        study["variants"] = dict(list(study["variants"].items())[:2])
-        opts, seeds = [*cli_args(QUICK), *opts], [1, 2]
-    return study, seeds, make_variants(study, opts, arguments.runs)
+    return study, seeds, make_variants(study, arguments.opts, arguments.runs)
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
