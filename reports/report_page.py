@@ -27,9 +27,9 @@ from demo_sdtps.evaluation.tables import (
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
 from demo_sdtps.reports.figures import images
+from demo_sdtps.reports.tokens import DROPPED, OPACITY, description, kept_patches
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.tools.draw_tokens import DROPPED, OPACITY, description, kept_patches
 
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"

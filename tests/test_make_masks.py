@@ -13,8 +13,9 @@ from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv
 from triplets import config
 
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import read_splits, segmenters
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.modeling import segmenters
 from demo_sdtps.modeling.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
 

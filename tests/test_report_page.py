@@ -19,8 +19,8 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoint import save_checkpoint
+from demo_sdtps.reports.tokens import kept_patches
 from demo_sdtps.tools import analyse, report
-from demo_sdtps.tools.draw_tokens import kept_patches
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
 from demo_sdtps.modeling.checkpoint import stored_config
 from demo_sdtps.reports.analysis import analyse, analysed_case
+from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
+from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
+from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.extras import check_extra
 from demo_sdtps.runtime.files import check_output_file
-from demo_sdtps.tools.draw_curves import IMAGE, draw_curves, evaluated_run
-from demo_sdtps.tools.draw_ranks import draw_ranks
-from demo_sdtps.tools.draw_tokens import draw_tokens
 from demo_sdtps.training.output import CONFIG, LAST
 
 

@@ -1,0 +1,144 @@
+"""Maps of attention over images, with the shares and gates of the fusion."""
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import batches, collate, test_loader
+from demo_sdtps.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.scores.base import ByModality
+from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save
+from demo_sdtps.runtime.progress import progress
+
+METHODS = {"rollout": "attention rollout of the class token",
+           "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
+COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
+HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
+BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across
+BLANK = 245  # grey value in place of a missing image
+
+
+def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
+    """The gallery samples of a query's identity that the protocol allows."""
+    key = exclude_key(cfg)
+    return [sample for sample in gallery
+            if sample.identity == query.identity and getattr(sample, key) != getattr(query, key)]
+
+
+def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: Sequence[Sequence[Sample]],
+                 method: str) -> list[tuple[Maps, FusionWeights]]:
+    """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with.
+    Raises `UserError`."""
+    device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
+    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
+    loader = DataLoader(dataset, 1, collate_fn=collate)
+    features = [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
+    found = []
+    for number, (seen, _, cameras) in enumerate(progress(batches(loader), METHODS[method], len(loader), unit="triplet")):
+        inputs = {modality: image.to(device) for modality, image in seen.items()}, cameras.to(device)
+        if method == "rollout":
+            maps = rollout(model, *inputs, missing)
+        else:
+            target = similarity_to(model, features[number], cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT)
+            maps = grad_cam(model, *inputs, target, missing)
+        with torch.no_grad():
+            (context,) = model.encode_cases(*inputs, [missing])
+        found.append((maps, fusion_weights(model, context)))
+    return found
+
+
+def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
+    """Mean of the normalised features of each group of samples, (groups, D)."""
+    distinct = {sample: number for number, sample in enumerate(dict.fromkeys(sample for group in groups for sample in group))}
+    (features,) = extract_features(cfg, model, test_loader(cfg, list(distinct)))
+    normalised = F.normalize(features[cfg.TEST.RETURN_PATTERN], dim=1)
+    return torch.stack([normalised[[distinct[sample] for sample in group]].mean(dim=0) for group in groups])
+
+
+def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tuple[Maps, FusionWeights]], method: str,
+                   path: Path) -> Path:
+    """A row per triplet: each modality's image and its map over it, then the weights as bars."""
+    missing, bars = missing_modalities(cfg.TEST.MISS), sum(part is not None for part in found[0][1])
+    width, height = room(cfg, 2.4)
+    widths = [width] * (2 * len(MODALITIES)) + [BAR_ROOM] * bars
+    size = sum(widths) + 0.4 * bars + 0.3, (0.1 + height) * len(samples) + 0.4
+    figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths)
+    largest = max((float(weights.gates.max()) for _, weights in found if weights.gates is not None), default=1.0)
+    for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
+        scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
+        for column, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
+            panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
+                image, overlaid(image, maps.values[modality][0] / scales[modality], maps.kept[modality][0])]
+            for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
+                axis.imshow(panel)
+                hide_ticks(axis)
+            if row == 0:
+                axes[0, 2 * column].set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
+        axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
+        if weights.hdm:
+            draw_shares(axes[row, 2 * len(MODALITIES)], {subset: {name: float(share) for name, share in shares.items()}
+                                                         for subset, shares in weights.hdm.items()}, row == 0)
+        if weights.gates is not None:
+            draw_gates(axes[row, -1], weights.gates[0].cpu(), largest, row == 0)
+    what = METHODS[method] + (f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)" if method != "rollout"
+                              else "")
+    figure.tight_layout(pad=0.3, w_pad=0.1)
+    dropped = ", not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
+    figure.suptitle(f"{what}; yellow: most, violet: least{dropped}{options(cfg)}", fontsize=10, y=1, va="bottom")
+    return save(figure, path)
+
+
+def scales_of(values: ByModality, method: str) -> dict[str, float]:
+    """The value that is drawn as the most, given values (1, rows, columns): each image's own in rollout, the triplet's in
+    Grad-CAM, where the images have one target."""
+    own = {modality: max(float(found.max()), 1e-12) for modality, found in values.items()}
+    return own if method == "rollout" else dict.fromkeys(own, max(own.values()))
+
+
+def overlaid(image: np.ndarray, values: torch.Tensor, kept: torch.Tensor) -> np.ndarray:
+    """The image (H, W, 3), grey, with the colours of values (rows, columns) in [0, 1] where kept (rows, columns) is true."""
+    def enlarged(grid: torch.Tensor) -> np.ndarray:
+        return F.interpolate(grid.float()[None, None], image.shape[:2])[0, 0].numpy()
+
+    grey = GREY * image.mean(axis=2, keepdims=True) / 255
+    return grey + OPACITY * enlarged(kept)[..., None] * (HEAT(enlarged(values))[..., :3] - grey)
+
+
+def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool) -> None:
+    """Horizontal bars of HDM's subsets, parted by the share of the attention on each modality."""
+    for place, by_modality in enumerate(shares.values()):
+        start = 0.0
+        for modality, share in by_modality.items():
+            axis.barh(place, share, left=start, color=COLOURS[modality])
+            if len(by_modality) == 1:  # in place of a legend
+                axis.text(0.5, place, modality, fontsize=6, ha="center", va="center")
+            start += share
+    axis.set(yticks=range(len(shares)), yticklabels=list(shares), xlim=(0, 1), xticks=[0, 0.5, 1])
+    axis.invert_yaxis()
+    axis.tick_params(labelsize=6)
+    if first:
+        axis.set_title("HDM: share of each modality", fontsize=8)
+
+
+def draw_gates(axis: plt.Axes, gates: torch.Tensor, largest: float, first: bool) -> None:
+    """Horizontal bars of ATMoE's gates (heads, 7), the mean over the heads, a dot for each head, and a line at equal gates."""
+    axis.barh(range(len(SUBSETS)), gates.mean(dim=0).numpy(), color=BAR)
+    for own in gates:
+        axis.plot(own.numpy(), range(len(SUBSETS)), ".", color="black", markersize=3)
+    axis.axvline(1 / len(SUBSETS), color="black", linewidth=0.5, linestyle=":")
+    axis.set(yticks=range(len(SUBSETS)), yticklabels=list(SUBSETS), xlim=(0, 1.05 * largest))
+    axis.invert_yaxis()
+    axis.tick_params(labelsize=6)
+    if first:
+        axis.set_title("ATMoE: gates (dots: heads)", fontsize=8)
