@@ -12,6 +12,7 @@ from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.reports import ranks
 from demo_sdtps.reports.figures import label
 from demo_sdtps.tools import draw_ranks
 
@@ -19,8 +20,8 @@ from demo_sdtps.tools import draw_ranks
 @pytest.fixture
 def drawn(command, monkeypatch, tiny_root, tmp_path):
     """Draw one query's list, with these words after the command's: → (title, the gallery's (place, distance), cfg)."""
-    figures, save = [], draw_ranks.save
-    monkeypatch.setattr(draw_ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    figures, save = [], ranks.save
+    monkeypatch.setattr(ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
     def call(*words):
@@ -111,8 +112,8 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
 
 def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     cfg, _, data = ranked
-    figures, save = [], draw_ranks.save
-    monkeypatch.setattr(draw_ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    figures, save = [], ranks.save
+    monkeypatch.setattr(ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
     numbers = draw_ranks.failures(*ranked)
     words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", cfg.TEST.WEIGHT, "--output", tmp_path / "ranks.png", "--failures",
                          "--queries", "1")

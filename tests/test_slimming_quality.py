@@ -12,7 +12,8 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming import remaining_patches
-from demo_sdtps.tools import draw_tokens, selection_quality
+from demo_sdtps.reports import tokens
+from demo_sdtps.tools import selection_quality
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 LIGHTS = {"0": "day", "1": "night"}
@@ -113,7 +114,7 @@ def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):  # noqa: F811
     words = words_for(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.5", "MODEL.SLIM_SCORE", score,
                       "INPUT.JOINT_AUGMENTATION", "True")
     cfg, model, samples = model_and_samples(words)
-    masks = draw_tokens.kept_patches(cfg, model, samples)
+    masks = tokens.kept_patches(cfg, model, samples)
     assert {title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks} == {
         "stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
     for modality in MODALITIES:

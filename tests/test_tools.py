@@ -13,7 +13,7 @@ WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 TOOLS = {
     "rollout": (draw_attention, (*WEIGHT, "--method", "rollout", "--samples", "1", "TEST.MISS", "t"), "x.png"),
     "Grad-CAM": (draw_attention, (*WEIGHT, "--method", "gradcam", "--samples", "1", "--return_pattern", "1"), "x.png"),
-    "scatter plot": (draw_embedding, (*WEIGHT, "--colour", "camera", "--points", "9"), "x.png"),
+    "scatter plot": (draw_embedding, (*WEIGHT, "--points", "9"), "x.png"),
     "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
     "kept patches": (draw_tokens, (*WEIGHT, "--samples", "1"), "x.png"),
     "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
