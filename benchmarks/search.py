@@ -64,11 +64,10 @@ def torch_nearest(queries: np.ndarray, gallery: Stack, top: int) -> Hits:
 
 def write_index(folder: Path, gallery: int, width: int) -> None:
     """An index as tools/search.py writes it."""
-    index = Index(Store(folder, {}, "", {"next": 0, "faiss": {}}))
+    index = Index(Store(folder, {}, "", {"approximate": {}}))
     for number, start in enumerate(range(0, gallery, SHARD_ROWS)):
         features = block(number, min(SHARD_ROWS, gallery - start), gallery, width)
-        names = [f"{row:08}" for row in range(start, start + len(features))]
-        index.add(list(range(start, start + len(features))), names, ["-"] * len(features), features)
+        index.add([(f"{row:08}", "-") for row in range(start, start + len(features))], features)
     index.commit()
 
 

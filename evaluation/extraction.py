@@ -13,7 +13,6 @@ from demo_sdtps.runtime.device import check_features, choose_precision, inferenc
 from demo_sdtps.runtime.distributed import all_gather_rows
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
-from demo_sdtps.training.state import dataset_of
 
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
@@ -31,7 +30,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     device = next(model.parameters()).device
-    features = [torch.empty(len(dataset_of(loader)), sum(model.widths.values())) for _ in cases]
+    features = [torch.empty(len(loader.dataset), sum(model.widths.values())) for _ in cases]  # type: ignore[arg-type]
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:

@@ -123,10 +123,10 @@ def test_a_saved_model_gives_the_same_features_without_the_paths_of_its_training
 
 
 BAD = {
-    "no image": (lambda files: {}, ["rgb, ni and ti are all None"]),
+    "no image": (lambda files: {}, ["rgb, ni and ti are None or empty"]),
     "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
     "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{SHOWN} of rgb", "2 of ti", "as many"]),
-    "no triplet": (lambda files: {"rgb": [], "ti": np.zeros((0, 8, 8, 3), np.uint8)}, ["no image", "rgb and ti are empty"]),
+    "no triplet": (lambda files: {"rgb": [], "ti": np.zeros((0, 8, 8, 3), np.uint8)}, ["no image", "None or empty"]),
     "a missing file": (lambda files: {"ni": "nowhere.jpg"}, ["nowhere.jpg", "cannot be read"]),
     "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
     "not a number": (lambda files: {"rgb": np.full((32, 16, 3), np.nan)}, ["nan", "0 to 1"]),

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hostile import Case, run_case, table, weights_for
 from weight_files import save_safetensors
 
-from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.modeling.checkpoint import read_checkpoint, stored_config
 from demo_sdtps.modeling.pretrained import read_weights
-from demo_sdtps.runtime.device import check_features
 
 FILE = ("--weight", "{folder}/w.pth")
 NORM = "backbone.vit.norm.weight"
@@ -58,7 +54,7 @@ CHECKPOINTS = [
     ("with a tensor too many", weights(lambda content: content["model"].update(more=torch.zeros(2))), ["more is not part"]),
     ("with a tensor of another shape", with_norm(torch.zeros(3)), [f"{NORM} has the shape (3,), not (64,)"]),
     ("with numbers that are none", with_norm(torch.full((64,), torch.nan)), ["not finite"]),
-    ("with features whose squares overflow", with_norm(torch.full((64,), 1e19)), ["too large to be normalised"]),
+    ("with features whose squares overflow", with_norm(torch.full((64,), 1e19)), ["not finite"]),
     ("of another data set", weights(lambda content: content.update(dataset="MSVR310")), ["were trained on MSVR310"]),
     ("of fewer cameras", lambda place: weights_for(place.root, place.folder / "w.pth", cameras=2), ["2 cameras", "has 4"]),
 ]
@@ -67,20 +63,6 @@ CHECKPOINTS = [
 @table([Case(f"a checkpoint {name}", "test", make, FILE, tuple(says)) for name, make, says in CHECKPOINTS])
 def test_a_wrong_checkpoint_is_reported_in_one_sentence(case, place, command):
     run_case(case, place, command)
-
-
-@pytest.mark.parametrize("length", [9e18, 1e19])
-def test_the_longest_features(length):
-    """Those that are accepted have finite distances and a length of 1 when they are normalised."""
-    features = torch.tensor([[length, 0.0], [-length, 0.0]])
-    whole = bool(squared_distances(features, features).isfinite().all())
-    if whole:
-        check_features("The features", [features])
-        assert F.normalize(features, dim=1).norm(dim=1).tolist() == [1, 1]
-    else:
-        with pytest.raises(UserError, match="too large"):
-            check_features("The features", [features])
-    assert whole == (length < 1e19)
 
 
 @pytest.fixture

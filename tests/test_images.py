@@ -8,7 +8,7 @@ from PIL import Image
 from triplets import FIRST, a_text, config, cut_short, head_alone, images_of, message_of, zero_bytes
 
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.images import check_widths, decode, decode_triplet, verify
+from demo_sdtps.datasets.images import decode, decode_triplet, verify
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
@@ -65,24 +65,12 @@ def test_the_damaged_image_of_a_triplet_is_reported(tmp_path, count):
     assert message_of(decode_triplet, tuple(paths)).startswith(f"The image {paths[-1]} cannot be read")
 
 
-def test_widths_are_checked_in_order(tmp_path):
-    paths = [image(tmp_path / f"{number}.png", width)[0] for number, width in enumerate((12, 12, 9, 12, 15))]
-    check_widths(paths[:2], 12)
-    check_widths([], 12)
-    assert f"{paths[2]} is 9 pixels wide, but it must be 12: RGB, NI, TI side by side, 4 each" in message_of(
-        check_widths, paths, 12)
-    cut_short(Path(paths[0]))  # the header is whole
-    assert f"{paths[2]} is 9" in message_of(check_widths, paths, 12)
-    zero_bytes(Path(paths[1]))
-    assert message_of(check_widths, paths, 12).startswith(f"The image {paths[1]} cannot be read (it is empty)")
-
-
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
     samples = read_splits(config(own_root), ("train",))["train"]
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
-    head, *lines = message_of(verify, samples).splitlines()
+    head, *lines = message_of(verify, [path for sample in samples for path in sample.paths]).splitlines()
     assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
     assert len(lines) == 3
     assert all(any(str(path) in line for line in lines) for path in damaged)
@@ -90,4 +78,4 @@ def test_verify_lists_all_damaged_images_and_no_other(own_root):
 
 
 def test_verify_is_content_with_whole_images(tiny_root):
-    verify([sample for split in read_splits(config(tiny_root)).values() for sample in split])
+    verify(path for split in read_splits(config(tiny_root)).values() for sample in split for path in sample.paths)

@@ -109,8 +109,6 @@ REFUSED = {
     "another PIFE": (replace(MODEL, "self.tir_reduce", "self.pife_t"), [], "DeMo has no attribute tir_reduce"),
     "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],
                         "DeMo.forward takes (x, target, "),
-    "another backbone": (replace("modeling/backbone.py", "return tokens[:, 1:], tokens[:, 0]", "return tokens"), [],
-                         "patch tokens (B, N, C) and class token (B, C) were expected"),
     "two modalities": (replace(MODEL, 'TI_cash, TI_global = self.BACKBONE(x["TI"]', 'TI_cash, TI_global = self.again(x["TI"]'),
                        [], "called BACKBONE 2 times"),
     "a missing package": (replace("utils/metrics.py", "import torch", "import torch\nimport no_such_package"), [],

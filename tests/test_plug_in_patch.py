@@ -1,6 +1,5 @@
 """demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
 import copy
-import io
 import subprocess
 import sys
 import threading
@@ -84,16 +83,12 @@ def test_a_patched_model_is_one_of_the_checkouts(build):
 
 @pytest.mark.parametrize("opts", [[], FUSED])
 def test_copies_compute_by_their_own_weights(build, opts, tmp_path):
-    """Of copy.deepcopy, pickle, and load_param; a change of the copy's weights does not change the model's features."""
+    """Of copy.deepcopy and load_param; a change of the copy's weights does not change the model's features."""
     model = build(*opts)
     before = features(model, images(2))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
     copied = copy.deepcopy(model)
-    for other in (copied, torch.load(stored, weights_only=False)):
-        assert type(other) is type(model) and equal(features(other, images(2)), before)
+    assert type(copied) is type(model) and equal(features(copied, images(2)), before)
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.mul_(1.5)
@@ -199,23 +194,6 @@ def test_a_backbone_that_keeps_the_class_token_is_rejected_in_one_sentence(build
         lambda module, inputs, output: (torch.cat([output[1][:, None], output[0]], dim=1), output[1]), prepend=True)
     with pytest.raises(UserError, match=r"^The input has .* patches.*; docs/plug_in.md says how"):
         features(model, images(2))
-
-
-@pytest.mark.parametrize("is_training, output, sentence", [
-    (True, torch.zeros(2, 3), "returned Tensor in training"),
-    (False, (torch.zeros(2, 3),), "returned tuple in evaluation"),
-    (False, torch.zeros(2, 3), r"returned \(2, 3\) in evaluation")], ids=["a tensor", "a tuple", "too narrow"])
-def test_a_forward_with_another_output_is_rejected_in_one_sentence(build, monkeypatch, is_training, output, sentence):
-    model = build().train(is_training)
-    forward = model._host.forward
-
-    def other(self, *arguments):
-        forward(self, *arguments)
-        return output
-
-    monkeypatch.setattr(model._host, "forward", other)
-    with pytest.raises(UserError, match=sentence):
-        model(images(2), cam_label=torch.zeros(2, dtype=torch.long))
 
 
 def test_a_copy_of_the_backbone_that_runs_inside_is_not_counted(build):

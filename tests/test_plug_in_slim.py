@@ -1,6 +1,5 @@
 """Slimming by demo_sdtps.patch in models of the miniature of DeMo's checkout, with its ImageNet and its CLIP backbone."""
 import copy
-import io
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
@@ -157,12 +156,8 @@ def test_sdtps_behind_slimming_selects_among_what_is_left(build):
 def test_copies_compute_by_their_own_weights(build, tmp_path, opts):
     model = build(*STAGES, *CLIP, *opts)
     before = features(model)
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
     copied = copy.deepcopy(model)
-    for other in (copied, torch.load(stored, weights_only=False)):
-        assert type(other) is type(model) and equal(features(other), before)
+    assert type(copied) is type(model) and equal(features(copied), before)
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.mul_(1.5)

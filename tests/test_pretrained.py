@@ -15,11 +15,6 @@ from demo_sdtps.modeling.pretrained import load_pretrained, read_source, read_we
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
 
 
-@pytest.mark.parametrize("count", [1 + 14 * 14 + 1, 1 + 16 * 8, 196])
-def test_position_embedding_of_no_square_grid(count):
-    assert "square" in message(lambda: resize_position(torch.zeros(1, count, 8), (16, 8)))
-
-
 def tiny_backbone(*opts):
     torch.manual_seed(2)
     return make_backbone(tiny_cfg(*opts), CAMERAS)
@@ -191,4 +186,5 @@ def test_position_embedding_of_no_square_grid_in_a_file(tmp_path):
     backbone, weights = tiny_backbone(), pretrained_timm()
     weights["pos_embed"] = torch.randn(1, 1 + 30, 64)
     torch.save(weights, tmp_path / "w.pth")
-    assert "31 entries" in message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth")))
+    report = load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
+    assert report.startswith("WARNING: incomplete") and report.endswith("1 of another shape (pos_embed)")

@@ -23,7 +23,6 @@ from demo_sdtps.seps import training
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.training import reid
 from demo_sdtps.training.digest import DIGEST, digest_data
-from demo_sdtps.training.monitor import Meter
 from demo_sdtps.training.resume import RESUMABLE_KEYS, find_run
 from demo_sdtps.training.trainer import Trainer
 
@@ -151,23 +150,6 @@ def test_nothing_is_left_to_do(reference, tiny_root, command):
     assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
 
 
-def test_a_run_killed_before_its_record_is_finished(reference, tiny_root, tmp_path, command):
-    output = shutil.copytree(reference, tmp_path / "run")
-    record = json.loads((output / "run.json").read_text())
-    (output / "run.json").write_text(json.dumps(record | {"status": "running"}))
-    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO))
-    assert code == 0 and "nothing is left to do" in stdout and json.loads((output / "run.json").read_text()) == record
-
-
-@pytest.mark.parametrize(("epochs", "further", "least"), [("1", "epoch 1 and ", "2"), ("2", "epoch 3", "3")])
-def test_fewer_epochs_than_are_done(fails, copied, reference, tiny_root, epochs, further, least):
-    run = copied if epochs == "1" else reference
-    before = contents(run)
-    said = fails(cli_args_for(tiny_root, "OUTPUT_DIR", run, *AUTO, "SOLVER.MAX_EPOCHS", epochs))
-    assert f"SOLVER.MAX_EPOCHS is {epochs}, but the run in {run / 'last.pth'} is further already ({further}" in said
-    assert f"give at least {least}" in said and contents(run) == before
-
-
 def test_another_machine_is_a_warning(copied, tiny_root):
     record = json.loads((copied / "run.json").read_text())
     now = {"torch": record["versions"]["torch"], "cpu": record["machine"]["cpu"], "threads": record["machine"]["threads"]}
@@ -186,7 +168,6 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
     records = records_of(output)
     assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [1, 2, 3, 4]
-    assert "WARNING SOLVER.MAX_EPOCHS is 4 and was 3" in (output / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("words", "opts", "parts"), [
@@ -299,20 +280,19 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, tiny_root, kind):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, fails, tiny_root, caplog, kind):
     damage, reason = DAMAGES[kind]
     damage(copied / "last.pth")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
     with at(Trainer, "_train_step", 1, kill):
         assert call(words) == 130
-    log = (copied / "log.txt").read_text()
-    assert f"WARNING {copied / 'last.pth'} {reason}" in log
-    assert f"resumes from the previous checkpoint, {copied / 'last.previous.pth'}" in log
+    assert f"{copied / 'last.pth'} {reason}" in caplog.text
+    assert f"from {copied / 'last.previous.pth'}" in (copied / "log.txt").read_text()
 
-    assert (copied / "last.damaged.pth").exists() and not (copied / "last.pth").exists()
+    assert not (copied / "last.pth").exists()
 
-    (copied / "last.damaged.pth").rename(copied / "last.pth")
     damage(copied / "last.previous.pth")
+    shutil.copy(copied / "last.previous.pth", copied / "last.pth")
     said = fails(words)
     assert said.count(reason) == 2 and "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
 
@@ -356,7 +336,6 @@ def test_a_run_of_version_0_1_goes_on(copied, reference, tiny_root):
     in_version_0_1(copied / "last.pth")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "yes")) == 0
     assert_same(reference, copied)
-    assert f"WARNING {copied / 'last.pth'} is of an earlier version, so whether its data" in (copied / "log.txt").read_text()
 
 
 def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):
@@ -365,10 +344,3 @@ def test_a_checkpoint_of_version_0_1_holds_the_same_model(reference, tmp_path):
     now, then = (read_checkpoint(path) for path in (reference / "last.pth", earlier))
     assert (then.num_class, then.camera_num, then.dataset) == (now.num_class, now.camera_num, now.dataset)
     assert then.model.keys() == now.model.keys() and all(torch.equal(then.model[name], now.model[name]) for name in now.model)
-
-
-def test_a_mean_that_an_older_checkpoint_lacks_begins_with_the_next_epoch():
-    state = {"totals": {"loss": torch.tensor(6.0)}, "seen": 2, "waited": 0.0, "seconds": 1.0}
-    meter = Meter.from_state(state, torch.device("cpu"))
-    meter.update(2, loss=torch.tensor(2.0), **{"loss/id": torch.tensor(1.0)})
-    assert meter.means() == {"loss": 2.0}

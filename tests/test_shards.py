@@ -86,7 +86,7 @@ def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path)
     (folder / "store.json").write_text(json.dumps(manifest | {"shards": []}))
     with pytest.raises(UserError, match="is not complete"):
         open_features(folder)
-    (folder / ".shard-00000.safetensors.0123456789abcdef.part").write_bytes(b"half")
+    (folder / ".shard-00000.safetensors.part").write_bytes(b"half")
     code, stdout, _ = export("x", "--shards", "8")
     assert code == 0 and stdout.startswith("Wrote 2 shards") and "2 were there" in stdout
     assert contents(folder) == before
@@ -113,19 +113,6 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
         assert f"are of {what}" in stderr and contents(folder) == before
     assert export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")[0] == 0
     assert open_features(folder).settings["return_pattern"] == 2
-
-
-def test_an_export_of_an_earlier_version_is_replaced_by_overwrite_alone(export, tmp_path):
-    for name in ("manifest.json", "shard-00000.json", "features-00000.npy", "labels-00000.npy", "paths-00000.npy"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        (tmp_path / "x" / name).touch()
-    before = contents(tmp_path / "x")
-    code, _, stderr = export("x", "--shards")
-    assert code == 2 and "earlier version" in stderr and "--overwrite" in stderr and contents(tmp_path / "x") == before
-    with pytest.raises(UserError, match=r"earlier version; .* --overwrite"):
-        open_features(tmp_path / "x")
-    assert export("x", "--shards", "--overwrite")[0] == 0
-    assert [*contents(tmp_path / "x")] == ["shard-00000.safetensors", "store.json"]
 
 
 def test_folders_of_other_files_and_words_that_do_not_fit_are_refused(export, tmp_path, tiny_root):

@@ -20,7 +20,7 @@ from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.scores import maps
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.maps import Position
-from demo_sdtps.runtime.device import compile_model, inference
+from demo_sdtps.runtime.device import inference
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
@@ -290,7 +290,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @pytest.mark.parametrize("score", ["attention", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
     eager, compiled = (trained(slim_model(score)) for _ in range(2))
-    compile_model(compiled, torch.device("cpu"))
+    compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
         images = with_masks(images)

@@ -113,10 +113,10 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
 def test_checkpoints_of_the_other_kind_are_reported(fails, checkpoint, seps_checkpoint):
     said = fails(test_net.main, "--weight", seps_checkpoint)
     assert said.startswith("Unknown key ") and f"the checkpoint {seps_checkpoint}" in said
-    assert "a checkpoint of SEPS belongs to test_seps.py" in said
+    assert "belongs to another command or version" in said
     said = fails(seps_tiny.test_seps.main, "--weight", checkpoint)
     assert said.startswith("Unknown key ") and f"the checkpoint {checkpoint}" in said
-    assert "a checkpoint of train_net.py belongs to test_net.py" in said
+    assert "belongs to another command or version" in said
 
 
 def test_neither_file_nor_weights_is_reported(fails):
@@ -150,7 +150,7 @@ def test_weights_that_cannot_be_read_are_reported(fails, tmp_path):
 
 @pytest.mark.parametrize(("config", "said"), [
     ("", "hold no configuration"), ("MODEL: [", "is not valid YAML"), ("SOLVER: {SEED: nine}", "SOLVER.SEED in the checkpoint"),
-    ("SOLVER: {NOTHING: 1}", "Unknown key 'SOLVER.NOTHING'"), ("SOLVER: {IMS_PER_BATCH: 7}", "SOLVER.IMS_PER_BATCH is 7")])
+    ("SOLVER: {NOTHING: 1}", "Unknown key 'SOLVER.NOTHING'")])
 def test_a_configuration_that_cannot_be_used_is_reported_with_its_checkpoint(fails, checkpoint, tmp_path, config, said):
     path = changed(checkpoint, tmp_path / "damaged.pth", config=config)
     sentence = fails(test_net.main, "--weight", path)

@@ -18,7 +18,7 @@ from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
-from demo_sdtps.runtime.device import autocast, compile_model, set_seed
+from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.digest import digest_data
@@ -86,7 +86,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
-        verify(samples)
+        verify(path for sample in samples for path in sample.paths)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
     loader = train_loader(cfg, splits["train"])
@@ -95,7 +95,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     origin = f"the weights are those of {resumed.path}" if resumed else load_pretrained(
         model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
     if cfg.MODEL.COMPILE:
-        compile_model(model, device)
+        model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
     notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"), (logging.INFO, origin),
              *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched))]

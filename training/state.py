@@ -1,7 +1,7 @@
 """The state of a training: everything that the next step depends on, as plain tensors, numbers and texts."""
 import random
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,11 +34,6 @@ def set_random_states(states: Mapping) -> None:
     if torch.cuda.is_available():
         for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
             torch.cuda.set_rng_state(state, device)
-
-
-def dataset_of(loader: DataLoader) -> Any:
-    """The data set of a training loader, which has `len` and the `files` of a sample; DataLoader's type hides both."""
-    return loader.dataset
 
 
 def sampler_of(loader: DataLoader) -> EpochBatchSampler:
