@@ -13,8 +13,7 @@ from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schem
 from demo_sdtps.config.scores import check_stored_score
 from demo_sdtps.runtime.errors import UserError, nearest
 
-DEMO_SCHEMA = Schema(KEYS, check_cfg, "config/schema.py", "configs/RGBNT201/DeMo_SDTPS.yml", "train_net.py",
-                     "a checkpoint of SEPS belongs to test_seps.py")
+DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 """Configuration of train_net.py and of all commands but those of SEPS."""
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list", tuple: "a list"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -58,13 +57,7 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
         check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
-    try:
-        schema.check(cfg)
-    except UserError as error:
-        if not isinstance(config, StoredText):
-            raise
-        # The user has not typed the values in the message.
-        raise UserError(f"{str(error).rstrip('.')} (the configuration is that of {config}).") from None
+    schema.check(cfg)
     cfg.freeze()
     return cfg
 
@@ -158,11 +151,11 @@ def _merge(cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], s
 def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
     """What to do about an unknown key."""
     if isinstance(source, StoredText):
-        return f"it is not of this version's {schema.writer}: {schema.others}, and for any other give --config_file"
+        return "it belongs to another command or version; give --config_file the one of this"
     # A key with the same last part is preferred to one with a similar spelling.
     near = ([key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()]
             or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5))
-    return f"the nearest valid key is {near[0]}" if near else f"{schema.place} lists the valid ones"
+    return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
 
 
 def _put(cfg: CfgNode, name: str, value: object) -> None:

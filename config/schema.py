@@ -28,10 +28,7 @@ class Schema(NamedTuple):
 
     keys: tuple[Key, ...]
     check: Callable[[CfgNode], None]
-    place: str  # the file that lists the keys
     example: str  # a configuration of this kind
-    writer: str  # the command that trains with it
-    others: str  # for a sentence: the command for checkpoints of the other kind
 
     @property
     def by_name(self) -> dict[str, Key]:

@@ -11,7 +11,6 @@ from demo_sdtps.runtime.errors import UserError, nearest
 class ScoreEntry(NamedTuple):
     place: str  # module:class
     masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
-    has_weights: bool = False  # or a map, which a checkpoint that was trained without the score does not hold
 
 
 _HERE = "demo_sdtps.modeling.scores"
@@ -20,19 +19,16 @@ SCORES = {
     "border": ScoreEntry(f"{_HERE}.cues:Border"),
     "saliency": ScoreEntry(f"{_HERE}.saliency:Saliency"),
     "attention": ScoreEntry(f"{_HERE}.cues:Attention"),
-    "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore", has_weights=True),
-    "position": ScoreEntry(f"{_HERE}.maps:Position", has_weights=True),
+    "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore"),
+    "position": ScoreEntry(f"{_HERE}.maps:Position"),
     "tome": ScoreEntry(f"{_HERE}.tome:ToMe"),
     "editor": ScoreEntry(f"{_HERE}.editor:Editor"),
-    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training", has_weights=True),
+    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
     "random": ScoreEntry(f"{_HERE}.cues:Random"),
-    "mean_mask": ScoreEntry(f"{_HERE}.maps:MeanMask", masks="training", has_weights=True),
+    "mean_mask": ScoreEntry(f"{_HERE}.maps:MeanMask", masks="training"),
     "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),
 }
 """Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""
-
-WITHOUT_WEIGHTS = tuple(name for name, entry in SCORES.items() if not (entry.has_weights or entry.masks))
-"""Those that any checkpoint can be evaluated with, as they need no training."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
@@ -43,7 +39,7 @@ def score_entry(name: str, key: str) -> ScoreEntry:
     imported. Raises `UserError` for an unknown name."""
     if ":" in name and name not in SCORES:
         try:
-            return ScoreEntry(name, resolve_name(name).masks, has_weights=True)  # an `AttributeError` for another class
+            return ScoreEntry(name, resolve_name(name).masks)  # an `AttributeError` for another class
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
                             "of demo_sdtps.modeling.scores.base.Score, with the module on PYTHONPATH.") from None

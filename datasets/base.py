@@ -12,7 +12,6 @@ SPLITS = ("train", "query", "gallery")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
            ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".jpf", ".jpc", ".j2c")
 """Endings of the formats that `images.decode` reads."""
-MAX_NAMED = 3  # files that a warning names
 
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data sets (MSVR310, MSVWild863)
 
@@ -94,21 +93,6 @@ def image_names(folder: Path) -> dict[str, str]:
 def is_image(name: str) -> bool:
     """Whether a file name ends like that of an image, in small or large letters."""
     return os.path.splitext(name)[1].lower() in ENDINGS
-
-
-def unread_warning(samples: Iterable[Sample]) -> list[str]:
-    """A warning, if any, of the files that the readers have left out, as their names do not end like an image's."""
-    return unread_in({os.path.dirname(path) for sample in samples for path in sample.paths})
-
-
-def unread_in(folders: Iterable[str | Path]) -> list[str]:
-    """`unread_warning` of the files in these folders."""
-    unread = sorted(entry.path for folder in folders for entry in os.scandir(folder)
-                    if not entry.is_dir() and not entry.name.startswith(".") and not is_image(entry.name))
-    more = ", …" if len(unread) > MAX_NAMED else ""
-    return [f"WARNING: {len(unread)} files in the folders of the images are not read, as their names do not end like those of "
-            f"images (.jpg, .png, …): {', '.join(unread[:MAX_NAMED])}{more}; convert or rename them if they belong to triplets."
-            ] if unread else []
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import existing, image_names, unread_in
+from demo_sdtps.datasets.base import existing, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 
@@ -54,18 +54,9 @@ def read_query(place: Path) -> list[Triplet]:
     return [_triplet(folder, place.stem, found)]
 
 
-def unread_files(folder: Path) -> list[str]:
-    """A warning, if any, of the files among the images whose names do not end like an image's."""
-    return unread_in(folder / modality for modality in _present(folder))
-
-
-def _present(folder: Path) -> list[str]:
-    return [modality for modality in MODALITIES if (folder / modality).is_dir()]
-
-
 def _images(folder: Path) -> dict[str, dict[str, str]]:
     """The file names of each modality that has a folder, by their stems. Raises `UserError` as `image_names`."""
-    return {modality: image_names(folder / modality) for modality in _present(folder)}
+    return {modality: image_names(folder / modality) for modality in MODALITIES if (folder / modality).is_dir()}
 
 
 def _triplet(folder: Path, name: str, found: dict[str, dict[str, str]]) -> Triplet:

@@ -2,8 +2,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,8 +34,7 @@ def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
     """Image as uint8 (3, H, W) with channels last in memory. Raises `UserError` for a file that cannot be read."""
     pixels = _plain_jpeg(path)
     if pixels is None:
-        with _opened(path, advice) as image:
-            pixels = _as_rgb(image)
+        pixels = _by_pillow(path, advice)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -71,7 +69,11 @@ def decode_triplet(paths: Paths) -> Images:
     """RGB, NI and TI, each uint8 (3, H, W), from three files or one with the three side by side. Raises `UserError`."""
     if len(paths) == len(MODALITIES):
         return tuple(map(decode, paths))
-    return decode(paths[0]).chunk(len(MODALITIES), dim=2)
+    image = decode(paths[0])
+    if image.shape[2] % len(MODALITIES):
+        raise UserError(f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
+                        f"side by side, equally wide{ADVICE}")
+    return image.chunk(len(MODALITIES), dim=2)
 
 
 def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> list[Images]:
@@ -79,40 +81,19 @@ def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decod
     return list(_parallel(decode, paths, "reading images", "sample"))
 
 
-class HasPaths(Protocol):
-    """A sample, or a split of images."""
-
-    @property
-    def paths(self) -> tuple[str, ...]: ...
-
-
-def verify(samples: Iterable[HasPaths]) -> None:
+def verify(paths: Iterable[str]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
-    paths = sorted({path for sample in samples for path in sample.paths})
-    if found := unreadable(paths):
-        raise UserError("\n  ".join([f"{len(found)} of {len(paths)} images cannot be read; replace them or remove their "
-                                      "triplets:", *(f"{path} cannot be read {reason}" for path, reason in found.items())]))
-
-
-def unreadable(paths: Sequence[str]) -> dict[str, str]:
-    """The images that cannot be read, each with the reason, such as "(it is empty)"."""
     def problem(path: str) -> str:
         try:
             decode(path, advice="")
         except UserError as error:
-            return str(error).removeprefix(f"The image {path} cannot be read ")
+            return str(error).removeprefix("The image ")
         return ""
 
-    found = zip(paths, _parallel(problem, paths, "verifying images"), strict=True)
-    return {path: reason for path, reason in found if reason}
-
-
-def check_widths(paths: Sequence[str], width: int) -> None:
-    """Raise `UserError` for the first image that is not `width` pixels wide or cannot be read; reads only the headers."""
-    for path, found in zip(paths, _parallel(_width_of, paths, "checking images"), strict=True):
-        if found != width:
-            raise UserError(f"The image {path} is {found} pixels wide, but it must be {width}: {', '.join(MODALITIES)} "
-                            f"side by side, {width // len(MODALITIES)} each{ADVICE}")
+    checked = sorted(set(paths))
+    if found := list(filter(None, _parallel(problem, checked, "verifying images"))):
+        raise UserError("\n  ".join([f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
+                                      "triplets:", *found]))
 
 
 def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:
@@ -135,12 +116,11 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
     return None
 
 
-@contextmanager
-def _opened(path: str, advice: str = ADVICE) -> Iterator[Image.Image]:
-    """Image before its pixels are decoded. Raises `UserError` for any error in the `with` block."""
+def _by_pillow(path: str, advice: str) -> np.ndarray:
+    """Image of any of FORMATS as uint8 (H, W, 3). Raises `UserError` for a file that cannot be read."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            yield image
+            return _as_rgb(image)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
@@ -158,8 +138,3 @@ def _as_rgb(image: Image.Image) -> np.ndarray:
     if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))
-
-
-def _width_of(path: str) -> int:
-    with _opened(path) as image:
-        return image.width

@@ -46,9 +46,6 @@ class ImageDataset(Dataset):
     def __len__(self) -> int:
         return len(self.source_of)
 
-    def files(self, index: int) -> Paths:
-        return self.paths[self.source_of[index]]
-
     def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
         source = self.source_of[index]

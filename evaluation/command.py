@@ -1,5 +1,4 @@
 """A trained model and its data, for every command after training."""
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,14 +8,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import CheckpointFlag
 from demo_sdtps.datasets import Sample, data_folders, read_splits, reader_of
-from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
-from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
-
-logger = logging.getLogger(__name__)
 
 
 def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
@@ -51,13 +46,11 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     load_weights(cfg, model, checkpoint)
     found = read_splits(cfg, splits)
     check_equal(found, "samples")
-    for warning in unread_warning(sample for samples in found.values() for sample in samples):
-        logger.warning(warning)
     cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
     if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
         raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
                         f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
-        compile_model(model, device)
+        model.backbone.compile_blocks()
     return model, found

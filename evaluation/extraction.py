@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MISSING_CASES
-from demo_sdtps.datasets.loaders import batches, dataset_of
+from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import check_features, inference
@@ -31,7 +31,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     device = next(model.parameters()).device
-    features = [torch.empty(len(dataset_of(loader)), sum(model.widths.values())) for _ in cases]
+    features = [torch.empty(len(loader.dataset), sum(model.widths.values())) for _ in cases]  # type: ignore[arg-type]
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:

@@ -10,18 +10,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
-from demo_sdtps.datasets.base import unread_warning
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.runtime.device import free_gpu_memory
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
-
-RANKING_BYTES = 4 << 30
-"""Memory of a GPU for what ranking and re-ranking compute beside the features."""
 
 
 @dataclass
@@ -70,10 +65,9 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
 
     `splits` are all three, `matched` is the number of queries with a match.
     """
-    test = [*splits["query"], *splits["gallery"]]
-    found = unread_warning([*splits["train"], *test])
+    found = []
     known = {sample.identity for sample in splits["train"]}
-    if shared := sorted(known & {sample.identity for sample in test}):
+    if shared := sorted(known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}):
         found.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
                      "not those of unseen ones; leave them out of one, or renumber them if they are others.")
     if unmatched := len(splits["query"]) - matched:
@@ -96,15 +90,8 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = next(model.parameters()).device
     return broadcast_from_main(lambda: {
-        case: {pattern: rank_features(cfg, to_device_if_fits(feature, device), data) for pattern, feature in patterns.items()}
+        case: {pattern: rank_features(cfg, feature.to(device), data) for pattern, feature in patterns.items()}
         for case, patterns in zip(cases, features, strict=True)})
-
-
-def to_device_if_fits(features: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Features (n, D) on `device` for ranking, or on the CPU where a GPU has no room for them and the two sides' copies."""
-    if device.type == "cuda" and free_gpu_memory(device) < 3 * features.nbytes + RANKING_BYTES:
-        return features
-    return features.to(device)
 
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:

@@ -10,17 +10,15 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.config.scores import WITHOUT_WEIGHTS
 from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
 from demo_sdtps.modeling.weights import from_demo, is_demo, tensors_of
 from demo_sdtps.runtime.files import atomic_write
 
 MAX_NAMED = 3
-MOST_CAMERAS = 10_000  # a larger number of cameras means a damaged file
 EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
-SLIMMING = "slimming.scores."  # then the number of the stage
+SLIMMING = "slimming.scores."
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +61,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     weights, content = read_weights_file(path)
-    cameras = content.get("camera_num")
     has_demo_names = is_demo(weights)
     if has_demo_names:
         try:
@@ -75,12 +72,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         first = f", the first {min(weights)}" if weights else ""
         raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
                         "); give a checkpoint that train_net.py wrote, or one of DeMo.")
-    if CAMERAS in weights and weights[CAMERAS].ndim:
-        cameras = len(weights[CAMERAS])
-    elif not isinstance(cameras, int) or not 0 < cameras <= MOST_CAMERAS:
-        cameras = 1
-    dataset = content.get("dataset")
-    return Checkpoint(path, weights, classes[0], cameras, dataset if isinstance(dataset, str) else None, has_demo_names)
+    cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
+    return Checkpoint(path, weights, classes[0], cameras, content.get("dataset"), has_demo_names)
 
 
 def read_weights_file(path: Path, example: str = EXAMPLE) -> tuple[dict[str, torch.Tensor], Mapping]:
@@ -114,48 +107,19 @@ def _load(path: Path, example: str, without_weights: bool = False) -> object:
 def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint's weights into `model`.
 
-    A model that keeps all patches, or keeps them by a score without weights, takes any backbone: weights of another score are
-    left out, with a warning. Raises `UserError` naming the first keys where they do not fit, or where they belong to another
-    data set.
+    Those of a score of patches are left out, with a warning, where the model's has none. Raises `UserError` naming the first
+    keys where they do not fit, or where they belong to another data set.
     """
     if checkpoint.dataset not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
         raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
                         f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
-    fill_model(model, _with_slimming_of(cfg, model, checkpoint), checkpoint.path)
-
-
-def _with_slimming_of(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """The checkpoint's weights, without those of a score that `model` does not need. Raises `UserError` for those of another
-    score or of another number of stages than the model's."""
-    wanted, found = (_by_stage(weights) for weights in (model.state_dict(), checkpoint.model))
-    score, blocks = cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS)
-    if not wanted:
-        if found:
-            why = f"MODEL.SLIM_SCORE {score} replaces" if blocks else "empty MODEL.SLIM_BLOCKS do not use"
-            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that %s, so it is left "
-                           "out.", checkpoint.path, why)
-        return {name: tensor for name, tensor in checkpoint.model.items() if not name.startswith(SLIMMING)}
-    choices = f"a score without weights (MODEL.SLIM_SCORE {', '.join(WITHOUT_WEIGHTS)})"
-    if not found:
-        raise UserError(f"MODEL.SLIM_SCORE is {score!r}, which has weights, but the weights {checkpoint.path} hold none of "
-                        f"it, as they were trained without it; choose {choices}, or train with it.")
-    if len(found) != len(wanted):
-        raise UserError(f"MODEL.SLIM_BLOCKS is {blocks}, but the weights {checkpoint.path} hold a score for {len(found)} of "
-                        f"such blocks; give as many, or choose {choices}.")
-    if found != wanted:
-        raise UserError(f"MODEL.SLIM_SCORE is {score!r}, but the weights {checkpoint.path} hold those of another score; give "
-                        f"the one that they were trained with, or choose {choices}.")
-    return checkpoint.model
-
-
-def _by_stage(weights: Mapping[str, torch.Tensor]) -> dict[str, set[str]]:
-    """Names of the weights of slimming's scores by the number of the stage."""
-    stages: dict[str, set[str]] = {}
-    for name in weights:
-        if name.startswith(SLIMMING):
-            number, _, rest = name.removeprefix(SLIMMING).partition(".")
-            stages.setdefault(number, set()).add(rest)
-    return stages
+    weights = checkpoint.model
+    if not any(name.startswith(SLIMMING) for name in model.state_dict()):
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(SLIMMING)}
+        if len(weights) < len(checkpoint.model):
+            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
+                           "does not use, so it is left out.", checkpoint.path)
+    fill_model(model, weights, checkpoint.path)
 
 
 def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import safetensors.torch
 import timm
 import torch
-import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from demo_sdtps.config import UserError
@@ -44,11 +44,12 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     example = next(iter(found), "nothing at all")
     expected = backbone.vit.state_dict()
     found = _timm_names(found, expected)
-    own, position, resized = expected.get("pos_embed"), found.get("pos_embed"), []
-    if own is not None and position is not None and position.ndim == 3 and position.shape[2] == own.shape[2]:
-        prefix = own.shape[1] - backbone.num_patches
-        if position.shape[1] > prefix and not _has_grid(position.shape[1] - prefix, backbone.grid_size):
-            found["pos_embed"] = resize_position(position.float(), backbone.grid_size, prefix)
+    resized = []
+    if "pos_embed" in expected.keys() & found.keys():
+        prefix = expected["pos_embed"].shape[1] - backbone.num_patches
+        side = math.isqrt(max(0, found["pos_embed"].shape[1] - prefix))
+        if side**2 == found["pos_embed"].shape[1] - prefix and (side, side) != backbone.grid_size:
+            found["pos_embed"] = resize_position(found["pos_embed"].float(), backbone.grid_size, prefix)
             resized.append("pos_embed")
     return fill(backbone.vit, found, transformer_type, source, resized, example)
 
@@ -104,25 +105,12 @@ def _other_model(found: Weights, expected: Weights) -> str | None:
     return None
 
 
-def _has_grid(count: int, grid: tuple[int, int]) -> bool:
-    """Whether `count` positions are those of `grid`; a square number of positions counts as a square grid."""
-    side = math.isqrt(count)
-    return grid == (side, side) if side * side == count else count == grid[0] * grid[1]
-
-
 def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int = 1) -> torch.Tensor:
-    """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear without antialiasing.
+    """Position embedding (1, P + side², C) of a square grid → (1, P + rows·columns, C), bilinear, not antialiased.
 
-    The first P = `prefix` positions, of class token and registers, stay as they are. Raises `UserError` where the others are
-    no square grid.
+    The first P = `prefix` positions, of class token and registers, stay as they are.
     """
-    side = math.isqrt(position.shape[1] - prefix)
-    if side * side != position.shape[1] - prefix:
-        raise UserError(f"The pretrained position embedding has {position.shape[1]} entries, which are no square grid and "
-                        f"{prefix} other tokens; give other weights.")
-    patches = position[:, prefix:].transpose(1, 2).unflatten(2, (side, side))
-    patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False, antialias=False)
-    return torch.cat([position[:, :prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+    return resample_abs_pos_embed(position, list(grid), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False)
 
 
 def read_source(transformer_type: str, source: str) -> Weights:

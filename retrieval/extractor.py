@@ -2,7 +2,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint, stored_config
-from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.runtime.device import choose_device
 
 ADVICE = "; replace it or leave it out."
@@ -79,7 +77,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
                             "none, so use a model with another score.")
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
-            compile_model(self.model, choose_device(self.cfg))
+            self.model.backbone.compile_blocks()
         embedding = self.model.backbone.camera_embedding
         self.cameras = 0 if embedding is None else len(embedding)
         whole = torch.empty(0, sum(self.model.widths.values()))
@@ -119,11 +117,10 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
-        last = f" to {self.cameras - 1}" if self.cameras else ""
         for label in found:
-            if label is not None and not (isinstance(label, Integral) and 0 <= int(label) < (self.cameras or int(label) + 1)):
-                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0{last}, or None for any other "
-                                "camera.")
+            if self.cameras and label is not None and label not in range(self.cameras):
+                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0 to {self.cameras - 1}, or None "
+                                "for any other camera.")
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
@@ -148,11 +145,9 @@ def mean_camera(backbone: Backbone) -> Iterator[None]:
 def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
     """Items of RGB, NI and TI by triplet. Raises `UserError` where their numbers differ or a triplet has none."""
     lists = {name: _as_list(items) for name, items in given.items() if items is not None}
-    if not lists:
-        raise UserError("There is no image: rgb, ni and ti are all None; give at least one of them.")
     counts = {name: len(items) for name, items in lists.items()}
     if not any(counts.values()):
-        raise UserError(f"There is no image: {' and '.join(lists)} are empty; give at least one triplet.")
+        raise UserError("There is no image: rgb, ni and ti are None or empty; give at least one of them.")
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{number} of {name}" for name, number in counts.items())

@@ -3,7 +3,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +12,12 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import MAX_NAMED
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import unreadable
+from demo_sdtps.datasets.images import verify
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
-from demo_sdtps.runtime.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
+from demo_sdtps.runtime.distributed import all_gather_rows, broadcast_from_main, shard_for_rank
 from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 
@@ -27,8 +26,8 @@ REBUILD = "pass --rebuild to make it anew, or --index another folder"
 UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""
 
-Extract = Callable[[Sequence[Triplet]], tuple[np.ndarray, dict[str, str]]]
-"""Features (n, D) float32 of the triplets whose images can all be read, and the images that cannot, each with the reason."""
+Extract = Callable[[Sequence[Triplet]], np.ndarray]
+"""Features (n, D) float32 of triplets."""
 
 
 class Changes(NamedTuple):
@@ -40,116 +39,60 @@ class Changes(NamedTuple):
 
 
 @dataclass
-class Part:
-    """Triplets of a shard: their numbers, which nothing else in the index ever has, names, and stamps of their files
-    (`Triplet.stamp`)."""
-
-    shard: str
-    numbers: list[int]
-    names: list[str]
-    stamps: list[str]
-
-
-@dataclass
 class Index:
-    """The triplets of a store. Its record has the folder of the `gallery`, the number of the `next` triplet, the file of each
-    kind of approximate index (`faiss`), and what was measured of it (`recall`): by how many queries, and a text."""
+    """The triplets of a store. Its record has the folder of the `gallery`, and what is `approximate`, by kind."""
 
     store: Store
-    parts: list[Part] = field(init=False)
+    rows: dict[str, list[tuple[str, str]]] = field(init=False)
+    """By shard the name of each triplet, and the stamp of its files (`Triplet.stamp`)."""
 
     def __post_init__(self) -> None:
-        store = self.store
-        self.parts = [Part(shard, store.numbers(shard, "numbers").tolist(), store.texts(shard, "names"),
-                           store.texts(shard, "stamps")) for shard in store.shards]
-
-    def __len__(self) -> int:
-        return sum(len(part.names) for part in self.parts)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """Numbers of the rows (n,) int64."""
-        return np.array([number for part in self.parts for number in part.numbers], np.int64)
+        self.rows = {shard: list(zip(self.store.texts(shard, "names"), self.store.texts(shard, "stamps"), strict=True))
+                     for shard in self.store.shards}
 
     @property
     def names(self) -> list[str]:
-        return [name for part in self.parts for name in part.names]
+        return [name for rows in self.rows.values() for name, _ in rows]
 
     def features(self) -> Stack:
-        return self.store.features([part.shard for part in self.parts])
+        return self.store.features(list(self.rows))
 
-    def add(self, numbers: list[int], names: list[str], stamps: list[str], features: np.ndarray) -> None:
-        """Write a part with features (n, D), which counts from `commit` on. Raises `UserError`."""
-        part = Part(f"shard-{secrets.token_hex(8)}{SUFFIX}", numbers, names, stamps)
-        self.store.write(part.shard, features, {"numbers": np.array(numbers), "names": names, "stamps": stamps})
-        self.parts.append(part)
-
-    def append(self, names: list[str], stamps: list[str], features: np.ndarray) -> None:
-        """Add triplets and their features (n, D) to the last part where it has room for them, else as a new one."""
-        numbers = list(range(self.store.record["next"], self.store.record["next"] + len(names)))
-        self.store.record["next"] += len(names)
-        if self.parts and len(self.parts[-1].names) + len(names) <= SHARD_ROWS:
-            last = self.parts.pop()
-            features = np.concatenate([self._features_of(last), features])
-            numbers, names, stamps = last.numbers + numbers, last.names + names, last.stamps + stamps
-        self.add(numbers, names, stamps, features)
-        self.commit()
+    def add(self, rows: Sequence[tuple[str, str]], features: np.ndarray) -> None:
+        """Write a shard of triplets with features (n, D), which counts from `commit` on. Raises `UserError`."""
+        shard = f"shard-{secrets.token_hex(8)}{SUFFIX}"
+        names, stamps = zip(*rows, strict=True)
+        self.store.write(shard, features, {"names": names, "stamps": stamps})
+        self.rows[shard] = list(rows)
 
     def drop(self, stamps: Mapping[str, str]) -> None:
-        """Drop the triplets whose files are not as in `stamps`, by name: the parts that have some are written anew."""
-        for part in list(self.parts):
-            kept = [stamps.get(name) == stamp for name, stamp in zip(part.names, part.stamps, strict=True)]
+        """Drop the triplets whose files are not as in `stamps`, by name: the shards that have some are written anew."""
+        for shard, rows in list(self.rows.items()):
+            kept = [stamps.get(name) == stamp for name, stamp in rows]
             if not all(kept):
-                self.parts.remove(part)
+                del self.rows[shard]
                 if any(kept):
-                    self.add(list(compress(part.numbers, kept)), list(compress(part.names, kept)),
-                             list(compress(part.stamps, kept)), self._features_of(part)[kept])
+                    self.add(list(compress(rows, kept)), self.store.features([shard]).take(np.flatnonzero(kept)))
         self.commit()
 
     def commit(self) -> None:
         """Make what is written count. Raises `UserError`."""
-        self.store.shards = [part.shard for part in self.parts]
-        self.store.commit(list(self.store.record["faiss"].values()))
-
-    def _features_of(self, part: Part) -> np.ndarray:
-        return self.store.features([part.shard]).take(np.arange(len(part.names)))
+        self.store.shards = list(self.rows)
+        self.store.commit([kept["file"] for kept in self.store.record["approximate"].values()])
 
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
-    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them."""
-    def features(triplets: Sequence[Triplet]) -> np.ndarray:
-        return reid.features(*zip(*(triplet.paths for triplet in triplets), strict=True), pattern=pattern)
-
-    def extract(triplets: Sequence[Triplet]) -> tuple[np.ndarray, dict[str, str]]:
-        own, unread = shard_for_rank(triplets), {}
+    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them. Raises
+    `UserError` with all images of the share that cannot be read."""
+    def extract(triplets: Sequence[Triplet]) -> np.ndarray:
+        own = shard_for_rank(triplets)
         try:
-            rows = features(own)
+            rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), pattern=pattern)
         except UserError:
-            unread = unreadable(sorted({path for triplet in own for path in triplet.paths if path}))
-            if not unread:
-                raise
-            readable = are_readable(own, unread)
-            rows = np.zeros((len(own), reid.widths[pattern]), np.float32)
-            if readable.any():
-                rows[readable] = features(list(compress(own, readable)))
-        found = all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
-        unread_by_all = {path: reason for part in all_gather_object(unread) for path, reason in part.items()}
-        return found[are_readable(triplets, unread_by_all)], unread_by_all
+            verify(path for triplet in own for path in triplet.paths if path)
+            raise
+        return all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
 
     return extract
-
-
-def are_readable(triplets: Sequence[Triplet], unread: Mapping[str, str]) -> np.ndarray:
-    """For each triplet whether none of its images is in `unread`, (n,) bool."""
-    return np.array([unread.keys().isdisjoint(triplet.paths) for triplet in triplets])
-
-
-def check_read(unread: Mapping[str, str], advice: str) -> None:
-    """Raise `UserError` where images cannot be read, with their number and the first ones; `advice` ends the sentence."""
-    if unread:
-        named = ", ".join(f"{path} {reason}" for path, reason in list(unread.items())[:MAX_NAMED])
-        more = ", …" if len(unread) > MAX_NAMED else ""
-        raise UserError(f"Images that cannot be read: {len(unread)}, namely {named}{more}; {advice}")
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -174,47 +117,40 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
         check_own(folder)
     store = None if rebuild else open_store(folder, REBUILD)
     if store is None:
-        return Index(Store(folder, origin, REBUILD, {"gallery": place, "next": 0, "faiss": {}, "recall": {}}))
+        return Index(Store(folder, origin, REBUILD, {"gallery": place, "approximate": {}}))
     check_origin(store, origin)
     if store.record["gallery"] != place and Path(store.record["gallery"]).exists():
         raise UserError(f"The index {folder} is of the gallery {store.record['gallery']}, not of {gallery}; {REBUILD}.")
     store.record["gallery"] = place  # where its folder is gone, it has moved
+    store.record.setdefault("approximate", {})
     return Index(store)
 
 
 def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -> Changes:
     """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `SHARD_ROWS` at a time.
 
-    Each of these parts counts as soon as it is written, so an interrupted update continues there. Several processes extract
-    together; the main one has the index, the others None. Raises `UserError` as `Extractor.features` and `Index.commit`, and
-    at the end for images that cannot be read: the index has all other triplets then.
+    Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
+    together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
     """
-    changes, parts = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
-    unread: dict[str, str] = {}
-    with progress(total=sum(map(len, parts)), desc="indexing", unit="triplet") as bar:
-        for part in parts:
-            chunk = [triplets[row] for row in part]
+    changes, todo = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
+    with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
+        for start in range(0, len(todo), SHARD_ROWS):
+            chunk = [triplets[row] for row in todo[start:start + SHARD_ROWS]]
             stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
-            features, missing = extract(chunk)
-            unread |= missing
-            if index is not None and len(features):
-                readable = are_readable(chunk, missing)
-                index.append([triplet.name for triplet in compress(chunk, readable)], list(compress(stamps, readable)),
-                             features)
+            features = extract(chunk)
+            if index is not None:
+                index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
+                index.commit()
             bar.update(len(chunk))
-    check_read(unread, "replace or remove them and start again, which reads these alone: the index has all others.")
     return changes
 
 
-def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[list[int]]]:
-    """What has changed, and the rows of the triplets to extract, by part; drops from the index what is no longer valid."""
+def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[int]]:
+    """What has changed, and the rows of the triplets to extract; drops from the index what is no longer valid."""
     stamps = {triplet.name: triplet.stamp() for triplet in progress(triplets, "looking for changes", unit="triplet")}
-    known = {name: stamp for part in index.parts for name, stamp in zip(part.names, part.stamps, strict=True)}
+    known = dict(row for rows in index.rows.values() for row in rows)
     todo = [row for row, triplet in enumerate(triplets) if known.get(triplet.name) != stamps[triplet.name]]
     changed, removed = sum(triplets[row].name in known for row in todo), len(known.keys() - stamps.keys())
     if changed or removed:
         index.drop(stamps)
-    room = SHARD_ROWS - len(index.parts[-1].names) if index.parts else 0
-    starts = [0, *range(room or SHARD_ROWS, len(todo), SHARD_ROWS), len(todo)]
-    parts = [todo[start:stop] for start, stop in pairwise(starts) if start < stop]
-    return Changes(len(todo) - changed, changed, removed), parts
+    return Changes(len(todo) - changed, changed, removed), todo

@@ -5,7 +5,7 @@ Euclidean ones, computed in float64 for the samples that are shown: samples of e
 wherever they lie, and are ordered by name.
 """
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +48,10 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
     return hits
 
 
-def among(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int,
-          candidates: Callable[[np.ndarray, int], np.ndarray], count: int) -> Hits:
-    """`nearest` of `count` candidate rows that a function of queries and count gives, (Q, count) int64, -1 for none.
-
-    Queries with fewer than `top` candidates are compared with the whole gallery.
-    """
-    hits = ranked(queries, gallery, names, candidates(queries, count), top)
+def among(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, rows: np.ndarray) -> Hits:
+    """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
+    whole gallery."""
+    hits = ranked(queries, gallery, names, rows, top)
     short = np.flatnonzero(hits.rows[:, -1] < 0)
     for whole, part in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
         whole[short] = part

@@ -1,4 +1,4 @@
-"""Device, precision, seed, inference mode, compilation, log."""
+"""Device, precision, seed, inference mode, log."""
 import logging
 import os
 import random
@@ -32,11 +32,6 @@ def choose_device(cfg: CfgNode) -> torch.device:
                         f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
                         "another GPU.")
     return device
-
-
-def free_gpu_memory(device: torch.device) -> int:
-    """Bytes of memory that are free on a GPU, those that torch keeps included."""
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def choose_precision(mode: str, device: torch.device) -> torch.dtype | None:

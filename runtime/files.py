@@ -63,14 +63,14 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(file: Path, what: str, wait: bool = False) -> Iterator[None]:
+def locked(file: Path, what: str) -> Iterator[None]:
     """Inside, no other process has the lock file `file`; it, and the folders made for it, are removed at the end if empty.
 
-    Where another process has it, the context waits with `wait`, and raises `UserError` about `what` without. The system frees
-    the lock of a process that is killed. A file system without locks is a warning.
+    Raises `UserError` about `what` where another process has it. The system frees the lock of a process that is killed. A file
+    system without locks is a warning.
     """
     made = [folder for folder in file.absolute().parents if not folder.exists()]
-    lock = FileLock(file, timeout=-1 if wait else 0, fallback_to_soft=False)  # a soft lock outlives a killed process
+    lock = FileLock(file, timeout=0, fallback_to_soft=False)  # a soft lock outlives a killed process
     try:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,6 @@ class CPUCopy:
             self.event = torch.cuda.Event()
             self.event.record(torch.cuda.current_stream(tensor.device))
 
-    def is_ready(self) -> bool:
-        """Whether `wait` returns at once."""
-        return self.event is None or self.event.query()
-
     def wait(self) -> torch.Tensor:
         """The copy, once it is ready."""
         if self.event:

@@ -111,5 +111,4 @@ def check_seps_cfg(cfg: CfgNode) -> None:
                         f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}.")
 
 
-SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "seps/schema.py", "configs/SEPS/flickr30k.yml", "train_seps.py",
-                     "a checkpoint of train_net.py belongs to test_net.py")
+SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "configs/SEPS/flickr30k.yml")

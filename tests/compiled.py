@@ -16,7 +16,7 @@ import torch
 from numeric import assert_close
 from tiny import ENCODER, PIFE, exact, random_images, tiny_model
 
-from demo_sdtps.modeling.inference import compile_model, inference
+from demo_sdtps.modeling.inference import inference
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     reference, exact_images = exact(model.eval(), images)
     with torch.no_grad():
         expected = reference(exact_images, cameras, 1)  # a rounding may change which patches SDTPS keeps
-    compile_model(model, torch.device("cpu"))
+    model.backbone.compile_blocks()
     with inference(model, None):
         assert_close(model(images, cameras, 1), expected, *ENCODER, *PIFE)
 

@@ -1,4 +1,6 @@
 """Backbones with registers, without a position of the class token, and with rotary positions, beside timm's own forward."""
+import shutil
+
 import pytest
 import timm
 import torch
@@ -10,7 +12,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.inference import inference, missing_for_compilation
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained, resize_position
 from demo_sdtps.training.optim import make_optimizer
@@ -170,7 +172,7 @@ def test_a_training_step_and_an_evaluation(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.skipif(missing_for_compilation() is not None, reason=f"there is no {missing_for_compilation()}")
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", [REGISTERS, EVA02])
 def test_compiled_features_are_the_eager_ones(name):
     backbone, images, cameras = build(name).eval(), draw(name), torch.tensor([0, 1])
@@ -246,6 +248,6 @@ def test_dinov2_as_its_authors_publish_it(tmp_path):
     assert ", 0 missing" in report and "WARNING" not in report
 
 
-def test_weights_with_other_prefix_tokens_are_no_square_grid(tmp_path):
-    with pytest.raises(UserError, match="17 entries, which are no square grid and 0 other tokens"):
-        load(REGISTERS, published(DINOV2), tmp_path)
+def test_weights_with_other_prefix_tokens_are_reported(tmp_path):
+    _, report = load(REGISTERS, published(DINOV2), tmp_path)
+    assert report.startswith("WARNING: incomplete") and report.endswith("1 of another shape (pos_embed)")

@@ -20,7 +20,7 @@ from triplets import config, message_of
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
-from demo_sdtps.datasets.base import ENDINGS, unread_warning
+from demo_sdtps.datasets.base import ENDINGS
 from demo_sdtps.datasets.images import FORMATS
 
 FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
@@ -100,21 +100,6 @@ def test_two_images_of_one_name_are_refused(tmp_path, name):
     path = Path(WRITERS[name](tmp_path)["gallery"][3].paths[-1])
     shutil.copy(path, path.with_suffix(".PNG"))
     assert f"The folder {path.parent} has both {path.stem}.PNG and {path.stem}.jpg, which" in complaint(tmp_path, name)
-
-
-def test_files_that_are_not_read_are_told(tmp_path, name):
-    """A triplet in a format that is not read, and what else lies beside the images; but no folder and no hidden file."""
-    samples = WRITERS[name](tmp_path)["train"]
-    assert unread_warning(samples) == []
-    *kept, lost = samples
-    for path in map(Path, lost.paths):
-        path.rename(path.with_suffix(".heic"))
-        (path.parent / ".DS_Store").touch()
-        (path.parent / "MASK").mkdir()
-    assert read(tmp_path, name, ("train",))["train"] == kept
-    (said,) = unread_warning(kept)
-    assert said.startswith(f"WARNING: {len(lost.paths)} files in the folders of the images are not read")
-    assert all(str(Path(path).with_suffix(".heic")) in said for path in lost.paths) and said.endswith("belong to triplets.")
 
 
 def test_endings_are_those_of_the_formats_that_are_decoded():

@@ -70,15 +70,6 @@ def test_matches_are_in_another_scene(own):
     assert "No query of MSVR310" in message and "with another scene" in message
 
 
-def test_an_image_in_another_identitys_folder_is_reported(own):
-    root, _ = own
-    first, second = sorted(split_folder(root).iterdir())[:2]
-    name = sorted((first / "vis").iterdir())[0].name
-    for modality in ("vis", "ni", "th"):
-        (first / modality / name).rename(second / modality / name)
-    message = message_of(read_splits, config(root, *NAME))
-    assert f"The image {second / 'vis' / name} is of identity {int(name[:4])}, but lies in the folder of" in message
-    assert f" {int(second.name)};" in message
 
 
 def test_the_number_of_queries_with_a_match(own):

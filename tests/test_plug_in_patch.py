@@ -1,6 +1,5 @@
 """demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
 import copy
-import io
 import subprocess
 import sys
 import threading
@@ -77,16 +76,12 @@ def test_a_patched_model_is_one_of_the_checkouts(build):
 
 @pytest.mark.parametrize("opts", [FUSED, SLIMMED], ids=["SDTPS", "slimming"])
 def test_copies_compute_by_their_own_weights(build, opts, tmp_path):
-    """Of copy.deepcopy, pickle, and load_param; a change of the copy's weights does not change the model's features."""
+    """Of copy.deepcopy and load_param; a change of the copy's weights does not change the model's features."""
     model = build(*opts)
     before = features(model, images(2))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    stored = io.BytesIO()
-    torch.save(model, stored)
-    stored.seek(0)
     copied = copy.deepcopy(model)
-    for other in (copied, torch.load(stored, weights_only=False)):
-        assert type(other) is type(model) and equal(features(other, images(2)), before)
+    assert type(copied) is type(model) and equal(features(copied, images(2)), before)
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.mul_(1.5)

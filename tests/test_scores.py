@@ -9,7 +9,7 @@ import torch
 from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
 from numeric import generator, seeded
-from tiny import PATCHES, WIDTH, random_images, tiny_cfg, tiny_model
+from tiny import PATCHES, WIDTH, tiny_cfg, tiny_model
 
 from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, UserError
@@ -57,11 +57,6 @@ class Strange(Score):
         return tokens.cumprod(dim=-1)[..., -1]
 
 
-class Wide(Score):
-    def score(self, tokens, context):
-        return tokens
-
-
 class Unsuited:
     """No score."""
 
@@ -69,12 +64,6 @@ class Unsuited:
 def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog):
     code, _, _ = command(profile_flops.main, *cli_args_for("nowhere", *SLIM, f"{__name__}:Strange"))
     assert code == 0 and "Not counted" in caplog.text and "aten::cumprod" in caplog.text
-
-
-def test_a_score_of_a_wrong_shape_is_named():
-    model = tiny_model(*SLIM, f"{__name__}:Wide")
-    with pytest.raises(UserError, match=rf"The score Wide gives \(4, {PATCHES}, {WIDTH}\) for RGB, but .* \(4, {PATCHES}\)"):
-        model(*random_images(1))
 
 
 @pytest.mark.parametrize(("name", "parts"), [

@@ -83,7 +83,7 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     exact = nearest.nearest(queries, stack_of(gallery), names, 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
-    found = nearest.among(queries, stack_of(gallery), names, 4, lambda asked, count: rows[:, :count], 6)
+    found = nearest.among(queries, stack_of(gallery), names, 4, rows)
     assert np.array_equal(found.rows, exact.rows) and np.array_equal(found.distances, exact.distances)
 
 
@@ -94,9 +94,7 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     gallery = centres + 0.1 * random_features(generator, 800, 16)
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
     queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
-    index = approximate.make(kind, stack)
-    approximate.extend(index, stack, np.arange(800), np.ones(800, bool))
-    found = nearest.among(queries, stack, names, 5, lambda asked, count: approximate.search(index, asked, count), 50)
+    found = nearest.among(queries, stack, names, 5, approximate.search(approximate.make(kind, stack), queries, 50))
     exact = nearest.nearest(queries, stack, names, 5)
     assert approximate.recall(found, exact) > 0.9
     assert approximate.recall(exact, exact) == 1

@@ -10,7 +10,6 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.retrieval import approximate, gallery
 from demo_sdtps.retrieval.gallery import Changes, open_index, update
-from demo_sdtps.retrieval.nearest import nearest
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
 ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}
@@ -18,20 +17,17 @@ COLOURS = 3
 
 
 class Colours:
-    """Features of triplets: the mean colour of their first images, of length 1. `names` are those that were asked for, triplets
-    of the names in `unread` cannot be read."""
+    """Features of triplets: the mean colour of their first images, of length 1. `names` are those that were asked for."""
 
-    def __init__(self, most=None, unread=()):
-        self.names, self.most, self.unread = [], most, unread
+    def __init__(self, most=None):
+        self.names, self.most = [], most
 
     def __call__(self, triplets):
         if self.most is not None and len(self.names) >= self.most:
             raise KeyboardInterrupt
         self.names += [triplet.name for triplet in triplets]
-        means = [np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0) for triplet in triplets
-                 if triplet.name not in self.unread]
-        rows = np.array([mean / np.linalg.norm(mean) for mean in means], np.float32).reshape(-1, COLOURS)
-        return rows, {triplet.file: "(it is empty)" for triplet in triplets if triplet.name in self.unread}
+        means = [np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0) for triplet in triplets]
+        return np.array([mean / np.linalg.norm(mean) for mean in means], np.float32)
 
 
 @pytest.fixture
@@ -66,13 +62,13 @@ def updated(place, extract=None):
 
 def content(index):
     """Features by name."""
-    features = index.features().take(np.arange(len(index)))
+    features = index.features().take(np.arange(len(index.names)))
     return dict(zip(index.names, map(tuple, features.tolist()), strict=True))
 
 
 def expected(place):
     triplets = read_folder(place / "gallery")
-    return dict(zip([triplet.name for triplet in triplets], map(tuple, Colours()(triplets)[0].tolist()), strict=True))
+    return dict(zip([triplet.name for triplet in triplets], map(tuple, Colours()(triplets).tolist()), strict=True))
 
 
 def files_of(index):
@@ -93,29 +89,20 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     index, changes = updated(place, extract)
     assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == ["03", "07", "11", "new"]
     assert content(index) == expected(place) == content(opened(place))
-    assert len(set(index.numbers.tolist())) == len(index) == 13
-    assert files_of(index) == {"store.json", *(part.shard for part in index.parts)}
+    assert len(index.names) == 13
+    assert files_of(index) == {"store.json", *index.rows}
 
 
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
         updated(place, Colours(most=8))
     index = opened(place)
-    assert len(index) == 8 and content(index) == {name: row for name, row in expected(place).items() if name < "08"}
+    assert len(index.names) == 8 and content(index) == {name: row for name, row in expected(place).items() if name < "08"}
     rest = Colours()
     index, changes = updated(place, rest)
     assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5 and content(index) == expected(place)
 
 
-def test_images_that_cannot_be_read_are_told_after_all_others_are_in_the_index(place):
-    """In the first part, which is full without them, and all of the last."""
-    bad = ("01", "02", "12")
-    with pytest.raises(UserError, match=r"cannot be read: 3, namely .*01.png \(it is empty\), .*02.png .*12.png .* others\.$"):
-        updated(place, Colours(unread=bad))
-    assert content(opened(place)) == {name: row for name, row in expected(place).items() if name not in bad}
-    rest = Colours()
-    index, changes = updated(place, rest)
-    assert rest.names == [*bad] and changes.new == 3 and content(index) == expected(place)
 
 
 def cut(path):
@@ -125,14 +112,34 @@ def cut(path):
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damage):
     index, _ = updated(place)
-    shard = index.store.folder / index.parts[1].shard
+    shard = index.store.folder / [*index.rows][1]
     damage(shard)
     with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
         opened(place)
     fresh = opened(place, rebuild=True)
-    assert (index.store.folder / index.parts[0].shard).exists()  # the old ones stay until the first new one is written
+    assert (index.store.folder / next(iter(index.rows))).exists()  # the old ones stay until the first new one is written
     update(fresh, read_folder(place / "gallery"), Colours())
-    assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.parts)
+    assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
+
+
+def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place):
+    def file():
+        """The file of the approximate index, which finds each triplet."""
+        index = opened(place)
+        features = index.features().take(np.arange(len(index.names)))
+        hits, _ = approximate.approximate(index, "hnsw", features, 1)
+        assert np.array_equal(hits.rows[:, 0], np.arange(len(features)))
+        return index.store.folder / index.store.record["approximate"]["hnsw"]["file"]
+
+    updated(place)
+    first = file()
+    assert file() == first
+    cut(first)
+    second = file()
+    assert second != first and not first.exists()
+    paint(place / "gallery", "new", 50)
+    updated(place)
+    assert file() != second and not second.exists()
 
 
 @pytest.mark.parametrize(("origin", "said"), [
@@ -143,7 +150,7 @@ def test_an_index_of_other_features_is_refused(place, origin, said):
     with pytest.raises(UserError) as error:
         opened(place, origin=ORIGIN | origin)
     assert f"are of {said}" in str(error.value) and "--rebuild" in str(error.value)
-    assert len(opened(place, origin=ORIGIN | origin, rebuild=True)) == 0
+    assert not opened(place, origin=ORIGIN | origin, rebuild=True).names
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
@@ -156,35 +163,3 @@ def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
 
 
-def test_an_approximate_index_follows_the_gallery(place):
-    """By new triplets it grows; removed ones are not found any more, and when they are many, it is made anew."""
-    index, _ = updated(place)
-
-    def neighbours():
-        """Names of the nearest three of each triplet, by the approximate index and exactly."""
-        index = opened(place)
-        features, names = index.features().take(np.arange(len(index))), index.names
-        rows = approximate.candidates(index, "hnsw")(features, 3)
-        exact = nearest(features, index.features(), names, 3).rows
-        return [[{names[row] for row in line if row >= 0} for line in found] for found in (rows, exact)]
-
-    def file():
-        return opened(place).store.record["faiss"]["hnsw"]
-
-    found, exact = neighbours()
-    first = file()
-    assert found == exact and neighbours()[0] == exact and file() == first
-    paint(place / "gallery", "new", 50)
-    updated(place)
-    found, exact = neighbours()
-    assert found == exact and file() != first and not (index.store.folder / first).exists()
-    second = file()
-    (place / "gallery" / "NI" / "12.png").unlink()
-    updated(place)
-    found, exact = neighbours()
-    assert file() == second and all(line <= other for line, other in zip(found, exact, strict=True))
-    for name in ("10", "11"):
-        (place / "gallery" / "NI" / f"{name}.png").unlink()
-    updated(place)
-    found, exact = neighbours()
-    assert found == exact and file() != second

@@ -16,7 +16,7 @@ from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.inference import compile_model, inference
+from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.scores import maps
 from demo_sdtps.modeling.scores.base import Context
@@ -290,7 +290,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @pytest.mark.parametrize("score", ["attention", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
     eager, compiled = (trained(slim_model(score)) for _ in range(2))
-    compile_model(compiled, torch.device("cpu"))
+    compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
         images = with_masks(images)

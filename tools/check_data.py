@@ -82,7 +82,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:
-        verify(sample for samples in splits.values() for sample in samples)
+        verify(path for samples in splits.values() for sample in samples for path in sample.paths)
     return Findings(count_splits(splits, reader_of(cfg).by_scene), published_counts(cfg),
                     tuple(data_warnings(cfg, splits, matched)))
 
@@ -93,7 +93,7 @@ def check_captions(cfg: CfgNode, decode: bool) -> Findings:
     shuffled_batches(len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
     seps_evaluation.check_folds(splits["test"], cfg.TEST.FOLDS)
     if decode:
-        verify(splits.values())
+        verify(path for split in splits.values() for path in split.paths)
     counts = {name: {"images": len(split.paths), "captions": len(split.captions), "long": len(split.long_captions or ())}
               for name, split in splits.items()}
     return Findings(counts, warnings=tuple(seps_evaluation.data_warnings(splits)))

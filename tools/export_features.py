@@ -75,8 +75,7 @@ def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         check_output_file(arguments.output, ".npz", arguments.overwrite, inputs)
     else:
         check_apart(f"The output {arguments.output}", arguments.output, inputs)
-        if arguments.output.exists():
-            check_own(arguments.output, "" if arguments.overwrite else ANEW)
+        check_own(arguments.output)
 
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:

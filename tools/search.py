@@ -8,7 +8,6 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,11 +17,11 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, unread_files
+from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import EXAMPLE, prepare_evaluation, weight_flag
 from demo_sdtps.retrieval.approximate import FLAT, KINDS, approximate, check_size
 from demo_sdtps.retrieval.extractor import make_extractor
-from demo_sdtps.retrieval.gallery import Changes, Index, check_read, extraction, open_index, origin_of, update
+from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index, origin_of, update
 from demo_sdtps.retrieval.nearest import COLUMNS, Hits, nearest, reranked, write_csv
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_equal, init_distributed, is_main
@@ -33,8 +32,6 @@ TOP = 10
 PRINTED = 5  # queries whose hits are printed
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
 RERANKED = "k-reciprocal distance among the query and its first hits (0 to 1)"
-
-logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -79,8 +76,6 @@ def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     top, deepest = depths(arguments, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
     check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
-    for warning in unread_files(arguments.gallery):
-        logger.warning("%s", warning)
     check_equal((gallery, queries), "images")
     with ExitStack() as stack:
         index = None
@@ -88,8 +83,7 @@ def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
         extract = extraction(make_extractor(cfg), arguments.return_pattern)
-        features, unread = extract(queries)  # before the gallery, which may take hours
-        check_read(unread, "replace or remove them.")
+        features = extract(queries)  # before the gallery, which may take hours
         changes = update(index, gallery, extract)
         if index is None:
             return
@@ -143,7 +137,7 @@ def default_index(gallery: Path) -> Path:
 def report(index: Index, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
     told = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    return f"Index {index.store.folder}: {len(index)} triplets ({told or 'no change'})"
+    return f"Index {index.store.folder}: {len(index.names)} triplets ({told or 'no change'})"
 
 
 def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:

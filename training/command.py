@@ -39,10 +39,10 @@ def train(cfg: CfgNode, overwrite: bool, inputs: Sequence[str | Path],
     """
     with locked_output(cfg, inputs):
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
-        if resumed and resumed.is_finished(cfg):
+        if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
                 mark_finished(resumed.path.parent)
-                print_lines(resumed.all_done)
+                print_lines(f"The run in {resumed.path.parent} is finished ({resumed.progress}); nothing is left to do.")
             return
         if resumed:
             restore_threads(resumed.path.parent)
@@ -50,6 +50,6 @@ def train(cfg: CfgNode, overwrite: bool, inputs: Sequence[str | Path],
         trainer = make_trainer(cfg, device, resumed)
         check_equal(trainer.data, "files of the data set")
         if resumed:
-            resumed = check_unchanged(resumed, trainer.data)
+            check_unchanged(resumed, trainer.data)
         with run_folder(cfg, device, resumed) as output:
             trainer.run(output, resumed)

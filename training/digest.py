@@ -7,7 +7,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.training.resume import Resumed
 
 DIGEST = "files"
-"""Entry of last.pth; earlier versions wrote others, which are not compared."""
+"""Entry of last.pth."""
 
 
 def digest_data(root: str, files: Mapping[str, Sequence[str]], texts: Mapping[str, Iterable[str]] | None = None,
@@ -25,15 +25,11 @@ def digest_data(root: str, files: Mapping[str, Sequence[str]], texts: Mapping[st
     return found
 
 
-def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> Resumed:
-    """`resumed`, with a warning where it has no digest of its data. Raises `UserError` where the data have changed since."""
-    before = resumed.state.get(DIGEST)
-    if not isinstance(before, Mapping):
-        warning = f"{resumed.path} is of an earlier version, so whether its data are the same cannot be compared"
-        return resumed._replace(warnings=(*resumed.warnings, warning))
+def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
+    """Raise `UserError` where the data have changed since; a checkpoint of an earlier version has no digest of them."""
+    before = resumed.state.get(DIGEST, now)
     changed = [part for part in {**now, **before} if before.get(part) != now.get(part)]
     if changed:
         raise UserError(f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "
                         "added, removed, renamed or changed in size, or its texts edited; put back what it had, or start "
                         "another run in another OUTPUT_DIR.")
-    return resumed

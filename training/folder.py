@@ -1,6 +1,5 @@
 """OUTPUT_DIR during a run."""
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from yacs.config import CfgNode
 from demo_sdtps.runtime.device import log_to
 from demo_sdtps.runtime.distributed import all_gather_object, is_main
 from demo_sdtps.runtime.files import LOCK, atomic_write, check_apart, locked
-from demo_sdtps.training.output import CONFIG, DAMAGED, LAST, LOG, PREVIOUS, make_output
+from demo_sdtps.training.output import CONFIG, LAST, LOG, PREVIOUS, make_output
 from demo_sdtps.training.record import track_run
 from demo_sdtps.training.resume import Resumed
 from demo_sdtps.training.stop import Stopped
@@ -49,15 +48,13 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
             return
         if not resumed:
             make_output(output)
-        elif resumed.path.name == PREVIOUS and (output / LAST).exists():
-            # The next save would otherwise keep it as the previous checkpoint, in place of the good one.
-            os.replace(output / LAST, output / DAMAGED)
+        elif resumed.path.name == PREVIOUS:
+            # The next save would otherwise keep the damaged one as the previous checkpoint, in place of the good one.
+            (output / LAST).unlink(missing_ok=True)
         with atomic_write(output / CONFIG) as temporary:
             temporary.write_text(cfg.dump(), encoding="utf-8")
         with log_to(output / LOG), track_run(output, cfg, device, resumed):
             if resumed:
-                for warning in resumed.warnings:
-                    logger.warning("%s", warning)
                 logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
             yield output
             logger.info("the run is in %s", output)

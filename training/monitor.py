@@ -11,7 +11,7 @@ import torch
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.transfer import CPUCopy
 
-RECENT = 5  # finite losses that the error reports
+RECENT = 5  # finite losses that the error reports, the last of which the progress bar shows
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
 
 Loaded = TypeVar("Loaded")
@@ -30,9 +30,7 @@ class Meter:
         """Add a batch of `count` samples, given sums over the batch."""
         # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
         for name, total in totals.items():
-            # A mean that an epoch resumed from an older checkpoint lacks starts with the next epoch.
-            if name in self.totals or not self.seen:
-                self.totals[name] = self.totals.get(name, 0.0) + total.detach()
+            self.totals[name] = self.totals.get(name, 0.0) + total.detach()
         self.seen += count
 
     def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
@@ -48,7 +46,7 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Means over the samples so far, by name; waits for a GPU."""
-        return Means(self).values()
+        return {name: float(total) / self.seen for name, total in self.totals.items()}
 
     def speed(self) -> tuple[float, float]:
         """Samples per second, and the share of the time that was spent waiting for data."""
@@ -65,23 +63,6 @@ class Meter:
         """The meter that gave `state`, with its sums on `device`."""
         totals = {name: total.to(device) for name, total in state["totals"].items()}
         return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
-
-
-class Means:
-    """The means of a `meter` at this moment, copied from a GPU asynchronously."""
-
-    def __init__(self, meter: Meter):
-        self.names, self.seen = list(meter.totals), meter.seen
-        totals = [total.double() for total in meter.totals.values()]
-        self.copy = CPUCopy(torch.stack(totals) if totals else torch.empty(0))
-
-    def is_ready(self) -> bool:
-        """Whether `values` returns at once."""
-        return self.copy.is_ready()
-
-    def values(self) -> dict[str, float]:
-        """By name; waits until they are ready."""
-        return {name: total / self.seen for name, total in zip(self.names, self.copy.wait().tolist(), strict=True)}
 
 
 class LossMonitor:

@@ -8,13 +8,12 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.runtime.distributed import is_main
-from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.files import read_json, write_json
 from demo_sdtps.training.tracking import wandb_run
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
-DAMAGED = "last.damaged.pth"  # a damaged last.pth, where the run was resumed from the previous checkpoint
-OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG, DAMAGED)
+OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
 EVENTS = "events.out.tfevents.*"
 
 Board = Callable[[Mapping[str, float], int], None]
@@ -46,7 +45,7 @@ def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Itera
     with ExitStack() as stack:
         boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
         if boards and cfg.SOLVER.WANDB:
-            boards.append(stack.enter_context(wandb_run(cfg, output, is_resumed=first is not None)))
+            boards.append(stack.enter_context(wandb_run(cfg, output, read_json(output / RECORD).get("id"))))
         yield boards
 
 

@@ -1,6 +1,7 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
 import logging
 import platform
+import secrets
 import shlex
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
     It is separate from metrics.json, which depends on the seed alone. The record of a resumed run stays as it was at the
     start, with an entry for every resumption.
     """
-    record = {"status": "running", "command": command(), "seed": cfg.SOLVER.SEED, **commit(), "versions": versions(device),
-              "machine": machine(device), "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    record = {"status": "running", "id": secrets.token_hex(8), "command": command(), "seed": cfg.SOLVER.SEED, **commit(),
+              "versions": versions(device), "machine": machine(device),
+              "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     if resumed:
         before = read_record(output)
         if changed := differences(before, record):

@@ -16,7 +16,6 @@ from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_rei
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.heads import TrainingOutput
-from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.modeling.pretrained import load_pretrained
 from demo_sdtps.runtime.device import autocast, set_seed
@@ -86,7 +85,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
-        verify(samples)
+        verify(path for sample in samples for path in sample.paths)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
     loader = train_loader(cfg, splits["train"])
@@ -95,7 +94,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     origin = f"the weights are those of {resumed.path}" if resumed else load_pretrained(
         model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
     if cfg.MODEL.COMPILE:
-        compile_model(model, device)
+        model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
     notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"), (logging.INFO, origin),
              *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched))]

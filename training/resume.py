@@ -20,29 +20,18 @@ RESUMABLE_KEYS = (
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
+    "SOLVER.MAX_EPOCHS",  # the learning rates follow it: the numbers are not those of a run that had it from the beginning
 )
-"""Keys that no number of a run depends on: they may differ when it is resumed."""
-LENGTH = "SOLVER.MAX_EPOCHS"
-"""May differ too, with a warning: learning rates follow the length, so the numbers are not those of an unbroken run."""
+"""Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
 logger = logging.getLogger(__name__)
 
 
 class Resumed(NamedTuple):
-    """A run to resume: the content of its checkpoint, the file, and warnings for the log."""
+    """A run to resume: the content of its checkpoint, and the file."""
 
     state: Mapping
     path: Path
-    warnings: tuple[str, ...] = ()
-
-    def is_finished(self, cfg: CfgNode) -> bool:
-        """Whether all epochs are done."""
-        return self.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS
-
-    @property
-    def all_done(self) -> str:
-        """The message for a finished run."""
-        return f"The run in {self.path.parent} is finished ({self.progress}); nothing is left to do."
 
     @property
     def progress(self) -> str:
@@ -71,7 +60,8 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
             logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
         return None
     found = read_last(output)
-    return Resumed(found.state, found.path, (*found.warnings, *check_config(cfg, found, schema)))
+    check_config(cfg, found, schema)
+    return found
 
 
 def check_replaceable(output: Path, overwrite: bool) -> None:
@@ -88,31 +78,27 @@ def read_last(output: Path) -> Resumed:
     problems = []
     for path in (output / LAST, output / PREVIOUS):
         try:
-            state = _read(path)
+            return Resumed(_read(path), path)
         except UserError as error:
             problems.append(str(error))
-            continue
-        return Resumed(state, path, tuple(f"{problem}; the run resumes from the previous checkpoint, {path}"
-                                          for problem in problems))
+            logger.warning("%s", error)
     raise UserError(f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
                     "--overwrite and without RESUME.")
 
 
-def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> list[str]:
-    """Warnings about a configuration that resumes a run. Raises `UserError` where another key than RESUMABLE_KEYS differs."""
-    changed = _changes(cfg, load_cfg(StoredText(found.path, found.state["config"]), (), schema), schema)
-    others = [key for key in changed if key != LENGTH]
-    if others:
-        before, now = changed[others[0]]
-        more = f" ({len(others) - 1} more keys differ)" if len(others) > 1 else ""
-        raise UserError(f"{others[0]} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
+def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
+    """Raise `UserError` where a configuration differs from that of the run in another key than RESUMABLE_KEYS, and warn of
+    another length."""
+    stored = load_cfg(StoredText(found.path, found.state["config"]), (), schema)
+    changed = _changes(cfg, stored, schema)
+    if changed:
+        key, (before, now) = next(iter(changed.items()))
+        more = f" ({len(changed) - 1} more keys differ)" if len(changed) > 1 else ""
+        raise UserError(f"{key} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
                         "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
-    begun = found.state["epoch"] + bool(found.state["step"])
-    if begun > cfg.SOLVER.MAX_EPOCHS:
-        raise UserError(f"{LENGTH} is {cfg.SOLVER.MAX_EPOCHS}, but the run in {found.path} is further already "
-                        f"({found.progress}); give at least {begun}, or choose another OUTPUT_DIR.")
-    return [f"{key} is {now} and was {before}: the run goes on with the learning rates of the new length, so its numbers are "
-            "not those of a run that had it from the beginning" for key, (before, now) in changed.items()]
+    if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
+        logger.warning("SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not those "
+                       "of an unbroken run.", cfg.SOLVER.MAX_EPOCHS, stored.SOLVER.MAX_EPOCHS)
 
 
 def _read(path: Path) -> Mapping:

@@ -3,8 +3,6 @@
 WANDB_MODE (online, offline, disabled), WANDB_ENTITY and the other variables of wandb count as usual.
 """
 import logging
-import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +13,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.distributed import is_main
 from demo_sdtps.runtime.extras import check_extra
-
-RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-(?P<id>[0-9a-f]{16})")  # the identifiers of wandb itself have 8 characters
 
 logger = logging.getLogger(__name__)
 
@@ -35,45 +31,24 @@ def check_tracking(cfg: CfgNode) -> None:
 
 
 @contextmanager
-def wandb_run(cfg: CfgNode, output: Path, is_resumed: bool) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+def wandb_run(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Callable[[Mapping[str, float], int], None]]:
     """A function (scalars, epoch) that sends an epoch's scalars; a resumed run goes on under its identifier.
 
-    Raises `UserError` where wandb cannot start. Where it fails later, a warning says so and the training goes on.
+    Raises `UserError` where wandb cannot start.
     """
     import wandb
 
-    known = run_ids(output) if is_resumed else []
     with _starting():
-        run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow",
-                         id=known[-1] if known else secrets.token_hex(8), config=yaml.safe_load(cfg.dump()),
+        run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow", id=identifier,
+                         config=yaml.safe_load(cfg.dump()),
                          settings=wandb.Settings(console="off", disable_git=True, silent=True))
     logger.info("Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled")
-    is_alive = True
-
-    def write(scalars: Mapping[str, float], epoch: int) -> None:
-        nonlocal is_alive
-        try:
-            if is_alive:
-                run.log(dict(scalars), step=epoch)
-        except Exception as error:  # of any kind, as its service may end at any time
-            is_alive = False
-            logger.warning("Weights & Biases receives nothing more of this run (%s); TensorBoard and metrics.json go on", error)
-
     exit_code = 1
     try:
-        yield write
+        yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
         exit_code = 0
     finally:
-        try:
-            run.finish(exit_code=exit_code)
-        except Exception as error:  # as above
-            logger.warning("Weights & Biases did not finish the run (%s)", error)
-
-
-def run_ids(output: Path) -> list[str]:
-    """The identifiers of the folders of runs in OUTPUT_DIR/wandb, from the earliest to the latest."""
-    found = [match for path in (output / "wandb").glob("*") if (match := RUN.fullmatch(path.name))]
-    return [match["id"] for match in sorted(found, key=lambda match: match[0].removeprefix("offline-"))]
+        run.finish(exit_code=exit_code)
 
 
 @contextmanager

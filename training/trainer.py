@@ -22,7 +22,7 @@ from demo_sdtps.runtime.device import choose_precision, deterministic_backward, 
 from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.digest import DIGEST
-from demo_sdtps.training.monitor import LossMonitor, Means, Meter
+from demo_sdtps.training.monitor import LossMonitor, Meter
 from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
 from demo_sdtps.training.resume import Resumed
 from demo_sdtps.training.state import random_states, set_random_states
@@ -94,7 +94,7 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     @abstractmethod
     def describe(self, means: Mapping[str, float]) -> str:
-        """The means over an epoch's samples in a few words, for the log and the progress bar."""
+        """The means over an epoch's samples in a few words, for the log."""
 
     def is_due(self, epoch: int) -> bool:
         """Whether the model is evaluated after this epoch."""
@@ -147,14 +147,10 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.model.train()
         bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
                        initial=self.step)
-        means: Means | None = None  # for the progress bar, when they are ready
         for batch in bar:
             self._train_step(batch)
-            if self.step == 1 or self.step % solver.LOG_PERIOD == 0:
-                means = Means(self.meter)
-            if means and means.is_ready():
-                bar.set_postfix_str(f"{self.describe(means.values())}, {self.meter.speed()[0]:.0f} {self.unit}/s")
-                means = None
+            if self.step % solver.LOG_PERIOD == 0 and self.monitor.recent:  # what is read anyway: no wait for a GPU
+                bar.set_postfix_str(f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s")
             is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
             is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
             if is_stopped:

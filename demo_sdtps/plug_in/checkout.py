@@ -24,9 +24,6 @@ class Checkout:
         except ModuleNotFoundError as error:
             if error.name and (name + ".").startswith(error.name + "."):
                 raise absent from None
-            own = self.folder / (error.name or "").partition(".")[0]
-            if own.is_dir() or own.with_suffix(".py").is_file():
-                raise UserError(f"{self.folder} is not a DeMo checkout: {name} needs {error.name}, which it has not.") from None
             raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
                             "requirements.txt lists.") from None
         places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))

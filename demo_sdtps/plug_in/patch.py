@@ -82,11 +82,6 @@ def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
     seen = _seen_by(backbone, "BACKBONE")
     if seen is None:
         return
-    shapes = [tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
-              for part in (output if isinstance(output, (tuple, list)) else (output,))]
-    if [len(shape) for shape in shapes] != [3, 2] or shapes[0][::2] != shapes[1]:
-        raise UserError(f"BACKBONE returned {shapes}, but patch tokens (B, N, C) and class token (B, C) were expected; "
-                        f"{BY_HAND}.")
     seen.tokens.append(output[0])
     seen.class_tokens.append(output[1])
 
@@ -101,9 +96,6 @@ def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     seen = _seen_by(fusion, "generalFusion")
     if seen is None:
         return None
-    if len(inputs) != 6:
-        raise UserError(f"generalFusion was called with {len(inputs)} positional arguments, but six were expected: the "
-                        f"tokens and the globals of RGB, NI and TI; {BY_HAND}.")
     return (*seen.selected(), *inputs[3:])
 
 
@@ -141,14 +133,7 @@ class SDTPSForward(Patched, nn.Module):
             output = super().forward(x, label, cam_label, view_label, 3, img_path)
         width = sum(feature.shape[-1] for feature in seen.global_feats)
         if self.training:
-            if not isinstance(output, (tuple, list)):
-                raise UserError(f"{type(self).__name__}.forward returned {type(output).__name__} in training, but a tuple of "
-                                f"logits and features was expected; {BY_HAND}.")
             return (*self._pair(seen), *output)
-        if not isinstance(output, torch.Tensor) or output.ndim != 2 or output.shape[1] < width:
-            found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            raise UserError(f"{type(self).__name__}.forward returned {found} in evaluation, but one feature (B, D) that begins "
-                            f"with the original one, of {width} numbers, was expected; {BY_HAND}.")
         original, fused = output[:, :width], output[:, width:]
         if return_pattern not in (2, 3):
             return original.contiguous()

@@ -130,7 +130,7 @@ def saves_in_an_epoch_of_five_batches(cfg):
     return seen(cfg).saves
 
 
-@effect("SOLVER.LOG_PERIOD", {"1": 5, "2": 3, "10": 1}, *FIVE_BATCHES)
+@effect("SOLVER.LOG_PERIOD", {"1": 3, "2": 1, "10": 0}, *FIVE_BATCHES)
 def updates_of_the_bar_in_five_batches(cfg):
     return seen(cfg).updates
 
