@@ -90,7 +90,7 @@ EXAMPLES = {
     "weights that are not there": (test_net, nothing, ("--weight", "none.pth"), "do not exist"),
     "weights that end early": (test_net, cut_short, FILE, "cannot be read"),
     "weights that are not finite": (test_net, not_finite, FILE, "not finite"),
-    "no masks": (selection_quality, no_masks, FILE, "no foreground masks"),
+    "no masks": (selection_quality, no_masks, FILE, "write the masks with tools/make_masks.py"),
 }
 
 

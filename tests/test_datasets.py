@@ -221,7 +221,7 @@ def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     reader, line = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     copied = tmp_path / "demo_sdtps"
-    for package in ("", "config", "datasets"):
+    for package in ("", "config", "datasets", "runtime"):
         (copied / package).mkdir()
         for path in (ROOT / "demo_sdtps" / package).glob("*.py"):
             (copied / package / path.name).write_bytes(path.read_bytes())

@@ -56,7 +56,7 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
     samples = read_splits(config(own_root), ("train",))["train"]
-    verify(samples)
+    verify([path for sample in samples for path in sample.paths])
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)

@@ -94,10 +94,6 @@ def test_incomplete_weights_are_said_loudly(tmp_path):
 # Mistakes
 
 
-def test_a_position_embedding_of_no_square_grid():
-    assert "31 entries" in message(lambda: resize_position(torch.zeros(1, 31, 8), (16, 8)))
-
-
 @pytest.mark.parametrize("source", ["", "none"])
 def test_random_weights_are_said_and_warned_of_unless_they_are_meant(source):
     backbone = tiny_backbone()

@@ -147,7 +147,6 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
 
 REFUSED = {
     "another configuration": ([*AUTO, "SOLVER.BASE_LR", "0.5", "SOLVER.SEED", "7"], "SOLVER.BASE_LR is 0.5"),
-    "fewer epochs than are done": ([*AUTO, "SOLVER.MAX_EPOCHS", "1"], "give at least 2"),
     "a run to replace and to continue": ([*AUTO, "--overwrite"], "leave one of them out"),
     "nothing to continue": (["RESUME", "yes", "OUTPUT_DIR", "none"], "holds no run to continue"),
 }

@@ -97,8 +97,8 @@ def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> 
         raise UserError(f"{key} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
                         "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
     if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
-        logger.warning("SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not those "
-                       "of an unbroken run.", cfg.SOLVER.MAX_EPOCHS, stored.SOLVER.MAX_EPOCHS)
+        logger.warning("SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not "
+                       "those of an unbroken run.", cfg.SOLVER.MAX_EPOCHS, stored.SOLVER.MAX_EPOCHS)
 
 
 def _read(path: Path) -> Mapping:
