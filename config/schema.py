@@ -112,8 +112,8 @@ KEYS = (
         "as [0.5, 0.5]"),
     Key("MODEL.SLIM_SCORE", "saliency", "score by which patches are kept: one of config/scores.py, or package.module:Class of "
         "your own"),
-    Key("MODEL.SLIM_SHARED", True, "keep the same places in all modalities, by the sum of the scores of those present; False: "
-        "each its own"),
+    Key("MODEL.SLIM_SHARED", True, "keep the same positions in all modalities, by the sum of the scores of those present; "
+        "False: each its own"),
     Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
         "each into the patch most like it"),
     Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks", *NOT_NEGATIVE),

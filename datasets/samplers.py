@@ -18,14 +18,14 @@ class EpochBatchSampler(ABC):
 
     def __init__(self) -> None:
         self.epoch = self.start = 0
-        self.share: Callable[[list], list] = list  # selects the part of a batch for this process
+        self.shard: Callable[[list], list] = list  # selects the part of a batch for this process
 
     def begin(self, epoch: int, start: int = 0) -> None:
         """Set the epoch of the next loop, and the number of batches to skip."""
         self.epoch, self.start = epoch, start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return map(self.share, islice(self.batches(), self.start, None))
+        return map(self.shard, islice(self.batches(), self.start, None))
 
     def __len__(self) -> int:
         return len(self.batches())

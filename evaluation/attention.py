@@ -67,8 +67,8 @@ def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     for index, tokens in enumerate(seen):
         product = _carried(product, seen[max(0, index - 1)], tokens, backbone)
         product = (attention_weights(backbone, tokens, index).mean(dim=1) @ product + product) / 2
-    places = _places(first, backbone)
-    return _on_grid(product[:, 0, prefix:prefix + places.shape[1]], places, seen[-1], context, backbone)
+    positions = _positions(first, backbone)
+    return _on_grid(product[:, 0, prefix:prefix + positions.shape[1]], positions, seen[-1], context, backbone)
 
 
 def grad_cam(model: DeMo, images: ByModality, cameras: torch.Tensor, target: Callable[[Context], torch.Tensor],
@@ -83,11 +83,11 @@ def grad_cam(model: DeMo, images: ByModality, cameras: torch.Tensor, target: Cal
     context, seen = _encode(model, images, cameras, missing)
     values = seen[-1].values
     gradient = torch.autograd.grad(target(context).sum(), values)[0]
-    places, prefix = _places(seen[-1], backbone), backbone.vit.num_prefix_tokens
-    patches = slice(prefix, prefix + places.shape[1])
+    positions, prefix = _positions(seen[-1], backbone), backbone.vit.num_prefix_tokens
+    patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
     found = (values[:, patches] * weights).sum(dim=-1).relu()
-    return _on_grid(found.detach(), places, seen[-1], context, backbone)
+    return _on_grid(found.detach(), positions, seen[-1], context, backbone)
 
 
 def similarity_to(model: DeMo, features: torch.Tensor, pattern: int, neck: str) -> Callable[[Context], torch.Tensor]:
@@ -121,27 +121,27 @@ def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     return context, seen
 
 
-def _places(tokens: Tokens, backbone: Backbone) -> torch.Tensor:
+def _positions(tokens: Tokens, backbone: Backbone) -> torch.Tensor:
     """(B, n) int64: index on the grid of each patch."""
-    if tokens.places is not None:
-        return tokens.places
+    if tokens.positions is not None:
+        return tokens.positions
     return torch.arange(backbone.num_patches, device=tokens.values.device).expand(tokens.values.shape[0], -1)
 
 
 def _carried(product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone) -> torch.Tensor:
     """The rows of `product` (B, L, L_0), which belong to the tokens `before`, for those `after` a stage of slimming."""
-    if after.places is before.places:
+    if after.positions is before.positions:
         return product
-    prefix, old = backbone.vit.num_prefix_tokens, _places(before, backbone)
-    assert after.places is not None
-    rows = torch.searchsorted(old.contiguous(), after.places) + prefix  # places ascend
+    prefix, old = backbone.vit.num_prefix_tokens, _positions(before, backbone)
+    assert after.positions is not None
+    rows = torch.searchsorted(old.contiguous(), after.positions) + prefix  # positions ascend
     kept = product.gather(1, rows.unsqueeze(-1).expand(-1, -1, product.shape[2]))
     extra = product.new_zeros(product.shape[0], after.extra - before.extra, product.shape[2])
     return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1]:], extra], dim=1)
 
 
-def _on_grid(values: torch.Tensor, places: torch.Tensor, last: Tokens, context: Context, backbone: Backbone) -> Maps:
-    """Values (M·B, n) of the patches at `places`, by modality on the grid, 0 where the `last` tokens have no patch."""
-    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, _places(last, backbone), 1.0)
-    whole = torch.zeros_like(kept).scatter(1, places, values) * kept
+def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context, backbone: Backbone) -> Maps:
+    """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
+    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, _positions(last, backbone), 1.0)
+    whole = torch.zeros_like(kept).scatter(1, positions, values) * kept
     return Maps(*(split_rows(part.unflatten(1, context.grid).cpu(), MODALITIES) for part in (whole, kept > 0)))

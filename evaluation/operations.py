@@ -67,9 +67,9 @@ def tokens_of_hdm(model: DeMo) -> int:
         return 1 + count
     patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
                          for shape in ((count, backbone.width), (backbone.width,)))
-    places = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
+    positions = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
     with torch.no_grad():
-        selections = model.sdtps(Context(patches, features, backbone.grid_size, features, places=places))
+        selections = model.sdtps(Context(patches, features, backbone.grid_size, features, positions=positions))
     return 1 + selections[MODALITIES[0]].tokens.shape[1]
 
 

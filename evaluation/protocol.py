@@ -74,7 +74,7 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         found.append(f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
                      f"with another {exclude_key(cfg)}) and are not scored (the usual protocol).")
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
-        found.append("WARNING: MODEL.SLIM_SHARED keeps the same places of the three modalities, but they are flipped and "
+        found.append("WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
                      "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")
     return found
 

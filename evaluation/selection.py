@@ -58,7 +58,7 @@ class Quality:
 class Choice:
     """What a stage of slimming or SDTPS keeps of the n patches of a modality that reach it."""
 
-    places: torch.Tensor  # (B, n) int64: index of each patch on the grid
+    positions: torch.Tensor  # (B, n) int64: index of each patch on the grid
     kept: torch.Tensor  # (B, n) bool
     scores: ByModality  # (B, n) by name of the detector, the score first
 
@@ -132,14 +132,14 @@ def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
             for modality in present}
     if model.sdtps:
         selections = model.sdtps(context)
-        found[SDTPS] = {modality: Choice(context.places_of(modality), selections[modality].mask > 0, scores)
+        found[SDTPS] = {modality: Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
                            for modality, scores in detectors(model, context, selections).items()}
     return found
 
 
 def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
     """One number (B,) float64 per image and measure; foreground (B, N) bool. NaN: the image has no number."""
-    relevant, kept = foreground.gather(1, choice.places), choice.kept.double()
+    relevant, kept = foreground.gather(1, choice.positions), choice.kept.double()
     hits = (kept * relevant).sum(dim=1)
     return {"base_rate": relevant.double().mean(dim=1), "kept": hits / kept.sum(dim=1), "recall": hits / foreground.sum(dim=1),
             **{name: average_precision(score, relevant) for name, score in choice.scores.items()}}

@@ -158,7 +158,7 @@ class DeMo(nn.Module):
         slimmed = self.slimming(self.backbone, stem, missing, _present(images), foreground)
         global_feats = self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
         return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
-                       places=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
+                       positions=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)

@@ -32,7 +32,7 @@ def cummin(values, dim):
     """Minimum of the values up to each along `dim`, and that again in the place of the indices, which nothing reads."""
     found, length, step, axes = values, values.shape[dim], 1, op.Constant(value_ints=[dim])
     while step < length:
-        # The minimum over twice as many: with that of `step` places before; the first `step` stay.
+        # The minimum over twice as many: with that of `step` positions before; the first `step` stay.
         first = op.Slice(found, op.Constant(value_ints=[0]), op.Constant(value_ints=[step]), axes)
         early = op.Slice(found, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes)
         late = op.Slice(found, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes)

@@ -86,7 +86,7 @@ class Slimming(nn.Module):
             scores = self._summed(own, missing) if self.shared else own
             score = torch.cat(list(scores.values()))
             slimmed = self._drop(number, backbone.vit.num_prefix_tokens, tokens, score, context)
-            stages.append(Stage(context.places, scores, split_rows(_places(slimmed, self.grid), names)))
+            stages.append(Stage(context.positions, scores, split_rows(_positions(slimmed, self.grid), names)))
             tokens = backbone.run_blocks(slimmed, self.blocks[number], stop)
         prefix = backbone.vit.num_prefix_tokens
         values = backbone.finish(tokens.values[:, :prefix + self.counts[-1]])
@@ -96,8 +96,8 @@ class Slimming(nn.Module):
 
     def _context(self, backbone: Backbone, tokens: Tokens, names: Sequence[str], number: int, missing: frozenset[str],
                  images: ByModality, foreground: torch.Tensor | None) -> Context:
-        prefix, places = backbone.vit.num_prefix_tokens, _places(tokens, self.grid)
-        patches = slice(prefix, prefix + places.shape[1])
+        prefix, positions = backbone.vit.num_prefix_tokens, _positions(tokens, self.grid)
+        patches = slice(prefix, prefix + positions.shape[1])
         attention = {}
         if self.stage_scores[number].needs_attention:
             seen = class_attention(backbone, tokens, self.blocks[number])
@@ -105,10 +105,10 @@ class Slimming(nn.Module):
         metric = {}
         if self.stage_scores[number].needs_keys:
             metric = split_rows(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
-        by_name, (size, stride) = split_rows(places, names), backbone.patch_windows
+        by_name, (size, stride) = split_rows(positions, names), backbone.patch_windows
         shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
         return Context(split_rows(tokens.values[:, patches], names), split_rows(tokens.values[:, 0], names), self.grid,
-                       missing=missing, attention=attention, keys=metric, places=by_name, foreground=shares, images=images,
+                       missing=missing, attention=attention, keys=metric, positions=by_name, foreground=shares, images=images,
                        patch_size=size, patch_stride=stride)
 
     @staticmethod
@@ -119,8 +119,8 @@ class Slimming(nn.Module):
 
     def _drop(self, number: int, prefix: int, tokens: Tokens, score: torch.Tensor, context: Context) -> Tokens:
         """Keep the best patches, and merge the others as the score says (`Score.merge`)."""
-        keep, scorer, places = self.counts[number], self.stage_scores[number], _places(tokens, self.grid)
-        if keep == places.shape[1]:
+        keep, scorer, positions = self.counts[number], self.stage_scores[number], _positions(tokens, self.grid)
+        if keep == positions.shape[1]:
             return tokens
         kept, decision = select(score, keep)
         kept = kept.sort(dim=1).values  # in the order of the grid
@@ -128,7 +128,7 @@ class Slimming(nn.Module):
         last = torch.arange(tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device)
         index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
         values, sizes = take(tokens.values, index), None if tokens.sizes is None else tokens.sizes.gather(1, index)
-        slimmed = Tokens(values, places.gather(1, kept), sizes, tokens.extra)
+        slimmed = Tokens(values, positions.gather(1, kept), sizes, tokens.extra)
         return scorer.merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
 
 
@@ -142,10 +142,10 @@ def patch_shares(mask: torch.Tensor, backbone: Backbone) -> torch.Tensor:
     return F.avg_pool2d(mask, *backbone.patch_windows).flatten(1)
 
 
-def _places(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
+def _positions(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
     """(B, n) int64: index on the grid of each patch."""
-    if tokens.places is not None:
-        return tokens.places
+    if tokens.positions is not None:
+        return tokens.positions
     return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(tokens.values.shape[0], 1)
 
 

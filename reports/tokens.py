@@ -74,12 +74,12 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
                  for number, stage in enumerate(context.stages, start=1)}
         if model.sdtps:
             found["SDTPS" if found else "kept"] = {
-                modality: on_grid((selection.mask > 0).float(), context.places.get(modality), patches)
+                modality: on_grid((selection.mask > 0).float(), context.positions.get(modality), patches)
                 for modality, selection in model.sdtps(context).items()}
     return {title: {modality: mask.view(-1, *context.grid).cpu() for modality, mask in by_modality.items()}
             for title, by_modality in found.items()}
 
 
-def on_grid(mask: torch.Tensor, places: torch.Tensor | None, patches: int) -> torch.Tensor:
-    """mask (B, n) of the patches at `places` (B, n) → (B, patches), 0 elsewhere; None: the whole grid."""
-    return mask if places is None else mask.new_zeros(len(mask), patches).scatter_(1, places, mask)
+def on_grid(mask: torch.Tensor, positions: torch.Tensor | None, patches: int) -> torch.Tensor:
+    """mask (B, n) of the patches at `positions` (B, n) → (B, patches), 0 elsewhere; None: the whole grid."""
+    return mask if positions is None else mask.new_zeros(len(mask), patches).scatter_(1, positions, mask)

@@ -87,7 +87,7 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     set_seed(cfg.SOLVER.SEED)
     model, origin = make_seps(cfg, pretrained=not resumed)
     loader = caption_loader(cfg, splits["train"], tokenizer)
-    sampler_of(loader).share = shard_for_rank
+    sampler_of(loader).shard = shard_for_rank
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
     sizes = ", ".join(f"{len(split.captions)} captions of {len(split.paths)} images to {name}"

@@ -11,13 +11,13 @@ from demo_sdtps.modeling.scores.base import Context
 GRID, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
 
 
-def context_of(seed, places=None):
+def context_of(seed, positions=None):
     draws = generator(seed)
-    count = GRID[0] * GRID[1] if places is None else places.shape[1]
+    count = GRID[0] * GRID[1] if positions is None else positions.shape[1]
     tokens = torch.randn(3, count, 16, generator=draws, requires_grad=True)
     image = torch.rand(3, 3, *((step * (n - 1) + side) for step, n, side in zip(STRIDE, GRID, SIZE, strict=True)),
                        generator=draws)
-    return Context({"NI": tokens}, {}, GRID, places={} if places is None else {"NI": places}, images={"NI": image},
+    return Context({"NI": tokens}, {}, GRID, positions={} if positions is None else {"NI": positions}, images={"NI": image},
                    patch_size=SIZE, patch_stride=STRIDE)
 
 
@@ -27,15 +27,15 @@ def some_places():
     return torch.stack([torch.randperm(54, generator=draws)[:20].sort().values for _ in range(3)])
 
 
-@pytest.mark.parametrize("places", [None, some_places()], ids=["all patches", "some patches"])
+@pytest.mark.parametrize("positions", [None, some_places()], ids=["all patches", "some patches"])
 @pytest.mark.parametrize("name", ["border", "saliency"])
-def test_scores_equal_the_slow_ones(name, places):
-    context = context_of(1, places)
+def test_scores_equal_the_slow_ones(name, positions):
+    context = context_of(1, positions)
     with torch.autocast("cpu", torch.bfloat16):
         (found,) = make_score(name, tiny_cfg(), 16, GRID).scores(context).values()
     assert found.dtype == torch.float32 and not found.requires_grad
     for row in range(3):
-        where = None if places is None else places[row]
+        where = None if positions is None else positions[row]
         if name == "border":
             expected = torch.stack(cues.border(context.tokens["NI"][row].detach().double(), GRID, where))
         else:

@@ -144,7 +144,7 @@ def test_tome_without_merging_drops_the_same_patches():
     images, cameras = random_images(14)
     merged, dropped = (tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "tome",
                                   "MODEL.SLIM_MERGE", merge).eval().encode(images, cameras) for merge in (True, False))
-    assert all(torch.equal(merged.places[name], dropped.places[name]) for name in MODALITIES)
+    assert all(torch.equal(merged.positions[name], dropped.positions[name]) for name in MODALITIES)
     assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
 
 

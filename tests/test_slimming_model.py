@@ -92,7 +92,7 @@ def test_every_case_of_missing_modalities(score):
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
                     assert_close(getattr(other, part)[name][rows], getattr(found, part)[name][rows], *SCORE, *SCORE)
-        assert found.missing == missing and all(found.places[name] is found.stages[-1].kept[name] for name in MODALITIES)
+        assert found.missing == missing and all(found.positions[name] is found.stages[-1].kept[name] for name in MODALITIES)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
     for other in found[1:]:
         rows = alike(found[0], other, score)
         for name in MODALITIES:
-            assert torch.equal(other.places[name][rows], found[0].places[name][rows])
+            assert torch.equal(other.positions[name][rows], found[0].positions[name][rows])
             assert_close(other.global_feats[name][rows], found[0].global_feats[name][rows], *SCORE, *SCORE)
             for one, same in zip(found[0].stages, other.stages, strict=True):
                 assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
@@ -180,7 +180,7 @@ def test_the_mask_as_the_score_keeps_the_patches_on_it():
         for stage in context.stages:
             assert torch.equal(stage.score["RGB"][row], 3 * within[stage.scored["RGB"][row]])  # multiples of 1/64
         on_it = set(within.nonzero().flatten().tolist())
-        assert len(on_it) == 8 and on_it <= set(context.places["NI"][row].tolist())
+        assert len(on_it) == 8 and on_it <= set(context.positions["NI"][row].tolist())
 
 
 @torch.no_grad()
@@ -206,7 +206,7 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
         chosen = torch.tensor([0, 1, 2, 3, 4] if step % 3 else [0, 1, 5])
         order = torch.rand(3, 2, len(chosen), generator=draws).argsort(dim=-1)[..., :3]
         places = dict(zip(MODALITIES, chosen[order].sort(dim=-1).values, strict=True))
-        score.scores(Context(tokens, {}, (3, 2), places=places))
+        score.scores(Context(tokens, {}, (3, 2), positions=places))
         for place in range(6):
             seen = [distinctness(tokens[name][row].double())[patch] for name in MODALITIES for row in range(2)
                     for patch in range(3) if places[name][row, patch] == place]
@@ -217,7 +217,7 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     assert_close(score.map, expected, 3, 8, 8, 6, 3 * int(1.5 / least))
     assert score.updates.tolist() == batches
     before = score.map.clone()
-    found = score.eval().scores(Context(tokens, {}, (3, 2), places=places))
+    found = score.eval().scores(Context(tokens, {}, (3, 2), positions=places))
     assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
     fresh = Position(8, (3, 2))
     fresh.load_state_dict(score.state_dict())

@@ -89,7 +89,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
     loader = train_loader(cfg, splits["train"])
-    sampler_of(loader).share = shard_for_rank
+    sampler_of(loader).shard = shard_for_rank
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     origin = f"the weights are those of {resumed.path}" if resumed else load_pretrained(
         model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)

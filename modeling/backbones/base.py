@@ -27,7 +27,7 @@ class Tokens:
     """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E extra tokens of slimming."""
 
     values: torch.Tensor  # (B, P + n + E, C)
-    places: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    positions: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
     sizes: torch.Tensor | None = None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
     extra: int = 0  # E
 
@@ -37,7 +37,7 @@ class Tokens:
         return self.values[:, end - count:end]
 
     def with_values(self, values: torch.Tensor) -> "Tokens":
-        return Tokens(values, self.places, self.sizes, self.extra)
+        return Tokens(values, self.positions, self.sizes, self.extra)
 
 
 class Backbone(nn.Module, ABC):

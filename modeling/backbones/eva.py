@@ -45,9 +45,9 @@ class EvaViT(ViT):
             return None
         rope: Any = self.vit.rope
         grid = rope.get_embed()  # (…, N, D), sines and cosines
-        if tokens.places is None:
+        if tokens.positions is None:
             return grid
-        chosen = grid[..., tokens.places, :]  # (B, n, D), or (blocks, heads, B, n, D) where each block has its own
+        chosen = grid[..., tokens.positions, :]  # (B, n, D), or (blocks, heads, B, n, D) where each block has its own
         chosen = chosen.movedim(-3, -4) if self.vit.rope_mixed else chosen.unsqueeze(-3)  # (…, B, heads or 1, n, D)
         identity = chosen.new_zeros(*chosen.shape[:-2], tokens.extra, chosen.shape[-1])
         identity[..., identity.shape[-1] // 2:] = 1

@@ -42,7 +42,7 @@ class Context:
     """Encoded triplets: B triplets, N patches per image, C channels. The input of a score and of SDTPS.
 
     The model fills the fields from `tokens` to `missing`; a score that needs another says so in its docstring. Inside the
-    backbone there are no global features yet. Slimming fills `places`, `images`, and what the score asks for.
+    backbone there are no global features yet. Slimming fills `positions`, `images`, and what the score asks for.
     """
 
     tokens: ByModality  # patch tokens (B, N, C), row by row of the grid
@@ -52,7 +52,7 @@ class Context:
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
     keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
-    places: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
+    positions: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
@@ -65,10 +65,10 @@ class Context:
         """The same with one modality in focus."""
         return replace(self, modality=modality)
 
-    def places_of(self, modality: str) -> torch.Tensor:
-        """(B, N) int64: index on the grid of each patch of a modality, also where `places` is empty."""
-        if modality in self.places:
-            return self.places[modality]
+    def positions_of(self, modality: str) -> torch.Tensor:
+        """(B, N) int64: index on the grid of each patch of a modality, also where `positions` is empty."""
+        if modality in self.positions:
+            return self.positions[modality]
         tokens = self.tokens[modality]
         return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
 

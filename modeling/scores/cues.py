@@ -58,7 +58,7 @@ class Border(Score):
         self.register_buffer("is_border", torch.tensor(at_border(grid)), persistent=False)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        is_border = self.is_border[context.places_of(context.modality)]
+        is_border = self.is_border[context.positions_of(context.modality)]
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             directions = F.normalize(tokens.float(), dim=-1)
             weights = is_border.float().clamp_min(self.OTHERS)

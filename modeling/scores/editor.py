@@ -37,7 +37,7 @@ class Editor(Score):
         strength = F.avg_pool2d(energy, context.patch_size, context.patch_stride).flatten(1)
         found = {}
         for modality, attention in context.attention.items():
-            own = ranks(strength.gather(1, context.places_of(modality)))
+            own = ranks(strength.gather(1, context.positions_of(modality)))
             found[modality] = -torch.minimum(2 * ranks(mean_attention(attention)), 2 * own + 1).float()
         return found
 

@@ -36,14 +36,14 @@ class RunningMap(Score):
 
     @torch.no_grad()
     def update(self, context: Context) -> None:
-        """Move the map of the places that the batch has towards their mean evidence."""
+        """Move the map of the positions that the batch has towards their mean evidence."""
         total, count = torch.zeros_like(self.map), torch.zeros_like(self.updates)
         for modality, tokens in context.tokens.items():
             seen = self.evidence(tokens, context.of(modality))
             if seen is not None:
-                places = context.places_of(modality).flatten()
-                total.index_add_(0, places, seen.flatten().to(total.dtype))
-                count.index_add_(0, places, torch.ones_like(places, dtype=count.dtype))
+                positions = context.positions_of(modality).flatten()
+                total.index_add_(0, positions, seen.flatten().to(total.dtype))
+                count.index_add_(0, positions, torch.ones_like(positions, dtype=count.dtype))
         if dist.is_initialized():
             total, count = sum_of_all(total), sum_of_all(count)
         self.updates += count > 0
@@ -51,7 +51,7 @@ class RunningMap(Score):
         self.map.lerp_(total / count.clamp_min(1), rate)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.map[context.places_of(context.modality)]
+        return self.map[context.positions_of(context.modality)]
 
 
 class Position(RunningMap):

@@ -18,7 +18,7 @@ class Saliency(Score):
     colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
     """
 
-    border: torch.Tensor  # int64: the places at the border; an index, as a mask would wait for the device
+    border: torch.Tensor  # int64: the positions at the border; an index, as a mask would wait for the device
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__(width, grid, **settings)
@@ -32,14 +32,14 @@ class Saliency(Score):
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
             scores = split_rows(border_contrast(colours, self.border, self.grid), context.tokens)
-        return {modality: score.gather(1, context.places_of(modality)) for modality, score in scores.items()}
+        return {modality: score.gather(1, context.positions_of(modality)) for modality, score in scores.items()}
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]
 
 
 def border_contrast(colours: torch.Tensor, border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """colours (B, N, 3) on a grid of (rows, columns), border int64: the places at its border → score (B, N) of `Saliency`."""
+    """colours (B, N, 3) on a grid of (rows, columns), border int64: positions at its border → score (B, N) of `Saliency`."""
     distances = torch.cdist(colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
     start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])

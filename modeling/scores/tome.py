@@ -26,7 +26,7 @@ class ToMe(Score):
     """Patches of A are dropped, the nearest to their partners in B first (`matching`), and merged into them by a mean weighted
     with the number of patches that each stands for. These numbers also weigh the tokens in attention (`Tokens.sizes`).
 
-    Needs `Context.keys`. Where all modalities keep the same places, the partners are still each modality's own. At most half
+    Needs `Context.keys`. Where all modalities keep the same positions, the partners are still each modality's own. At most half
     of the patches can be dropped at once: raises `UserError` for a share of MODEL.SLIM_KEEP below 0.5.
     """
 
@@ -47,7 +47,7 @@ class ToMe(Score):
         return score
 
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
-        count, left = score.shape[1], slimmed.places.shape[1]  # type: ignore[union-attr]  # a stage sets the places
+        count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
         kept, goal = decision > 0, torch.arange(count, device=score.device).repeat(score.shape[0], 1)
         goal[:, ::2] = torch.where(kept[:, ::2], goal[:, ::2], matching(torch.cat(list(context.keys.values())))[1])
         slot = (kept.cumsum(dim=1) - 1).gather(1, goal)  # place among the kept of the patch that each becomes part of
