@@ -14,7 +14,6 @@ from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import to_demo
-from demo_sdtps.tools import convert_checkpoint
 
 ROUNDINGS = 100 * [1]
 """On the way to a feature in mixed precision, after each operation of six blocks and the rest; its sums are in float32."""
@@ -165,22 +164,6 @@ def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
     for pattern, expected in result["patterns"].items():
         for feature in (patterns[pattern], *(small[pattern] for small in result["small_patterns"].values())):
             assert_close(feature, expected[:len(feature)], *PATH, *PATH)
-
-
-@pytest.fixture
-def checkpoint(results, tmp_path):
-    """A state dict that the changed checkout saves."""
-    torch.save(results["direct 1, on"]["weights"], tmp_path / "DeMo.pth")
-    return tmp_path / "DeMo.pth"
-
-
-def test_its_checkpoint_is_converted_and_back(checkpoint, command):
-    ours, back = checkpoint.with_name("ours.pth"), checkpoint.with_name("back.pth")
-    assert command(convert_checkpoint.main, checkpoint, ours, "--to", "ours")[0] == 0
-    assert command(convert_checkpoint.main, ours, back, "--to", "demo")[0] == 0
-    before, after = (torch.load(file, weights_only=True) for file in (checkpoint, back))
-    assert before.keys() == after.keys()
-    assert_identical(before.values(), (after[name] for name in before))
 
 
 def test_the_keys_are_used(results):

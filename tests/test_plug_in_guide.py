@@ -77,8 +77,3 @@ def test_the_changed_loop_evaluates_all_patterns(tmp_path):
     for words, patterns in (([], [3]), (["MODEL.USE_SDTPS", "True"], [1, 2, 3])):
         done = subprocess.run([*command, *words], cwd=checkout, capture_output=True, text=True, check=True)
         assert [int(pattern) for pattern in re.findall(r"pattern (\d) width", done.stdout)] == patterns
-
-
-def test_the_class_token_among_the_patches(results):
-    assert results["direct 1, on"]["error"] == "The input has [33, 33, 33] patches, but this SDTPS was made for 32."
-    assert "`The input has [129, 129, 129] patches, but this SDTPS was made for 128.`" in GUIDE.read_text(encoding="utf-8")

@@ -94,10 +94,8 @@ MODEL = "modeling/make_model.py"
 REFUSED = {
     "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
                 "it has no engine.processor.training_neat_eval"),
-    "no attribute": (replace(MODEL, "self.HDM", "self.hdm"), [], "DeMo has no attribute HDM"),
     "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],
                         "DeMo.forward takes (x, target, "),
-    "a ratio": (None, ["MODEL.SDTPS_SPARSE_RATIO", "1.5"], "MODEL.SDTPS_SPARSE_RATIO is 1.5; it must be in (0, 1]"),
     "masks": (None, ["MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "supervised"],
               "reads foreground masks, but DeMo's loader has none"),
 }

@@ -229,11 +229,6 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
         assert code == 2 and f"are of different values of {what}" in stderr
 
 
-def test_half_precision_may_differ(export, command, tmp_path):
-    assert export("q.npz", "--split", "query")[0] == export("h", "--shards", "--dtype", "float16", "TEST.AMP", "bf16")[0] == 0
-    assert command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / "h")[0] == 0
-
-
 def rank_and_search(folder):
     found = open_features(folder)
     queries = found.features.take(np.arange(50))
