@@ -59,6 +59,7 @@ def hold(size):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_peak_memory_is_that_of_a_process_of_its_own():
     kept = torch.ones(4 * MEMORY, dtype=torch.uint8)  # in this process, which does not count
     little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)

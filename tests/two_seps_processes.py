@@ -25,8 +25,8 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
-VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False"),
-            "short": ("DATASETS.LONG_CAPTIONS", "no"), "bf16": ("SOLVER.AMP", "bf16")}
+VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False", "DATASETS.LONG_CAPTIONS", "no"),
+            "bf16": ("SOLVER.AMP", "bf16")}
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """The choice of patches would hang on roundings here and there, and the losses and all that follows on the choice."""
 EPOCHS = (1, 2)
