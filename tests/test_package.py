@@ -86,15 +86,6 @@ def test_sdtps_needs_torch_alone(tmp_path):
     assert done.stdout.strip() == "365157", done.stderr
 
 
-def test_the_public_names_are_there(tmp_path):
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nimport demo_sdtps\n"
-               "print(*(getattr(demo_sdtps, name).__name__ for name in demo_sdtps.__all__))\n"
-               "try:\n    demo_sdtps.nothing\nexcept AttributeError as error:\n    print(error)")
-    done = python("-c", program, ROOT, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["Extractor MultiModalSDTPS add_config get_cfg load load_cfg make_model patch",
-                                        "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
-
-
 @pytest.mark.slow
 def test_a_checkout_without_links_is_found_too(tmp_path):
     """As git makes one where the system has no symbolic links: text files in their place."""

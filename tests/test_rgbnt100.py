@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from layouts import SIDE_BY_SIDE, pixels, save, write_rgbnt100
+from layouts import pixels, save, write_rgbnt100
 from numeric import assert_close
 from PIL import Image
 from triplets import PLAIN, SCALED, config, message_of, normalised
@@ -70,13 +70,6 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     images = TripletDataset([sample], [0], test_transform(cfg), cache=False)[0][0]
     for image, part in zip(images, parts_of(sample.paths[0]), strict=True):
         assert torch.equal(image, test_transform(cfg)(part))
-
-
-def test_junk_is_left_out_of_every_split_whatever_its_width(own):
-    root, expected = own
-    for split, size in (("bounding_box_train", SIDE_BY_SIDE), ("query", SIDE_BY_SIDE), ("bounding_box_test", (8, 8))):
-        save(root / "RGBNT100" / "rgbir" / split / "-1_c2_0007.jpg", pixels(99, 1, "NI", *size))
-    assert read_splits(config(root, *NAME)) == expected
 
 
 @pytest.mark.parametrize("width", [256, 767, 769])

@@ -56,7 +56,6 @@ SHAPES = {"BACKBONE.base.class_embedding": (6,), "BACKBONE.base.positional_embed
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 
 
-
 def random_weights(names, seed):
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.tensor(7) if name.endswith("tracked")

@@ -1,17 +1,10 @@
 """What tests/test_seps_distributed.py runs under torchrun: steps and evaluation of SEPS in shares, written to a file of each
 process.
 
-    torchrun --nproc_per_node=2 tests/two_seps_processes.py OUTPUT ROOT
+    PYTHONPATH=tests/alone torchrun --nproc_per_node=2 tests/two_seps_processes.py OUTPUT ROOT
 """
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
-    import sys
-    from pathlib import Path
-
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [str(ROOT / "tests"), *(folder for folder in sys.path if folder != str(ROOT))]
+import sys
+from pathlib import Path
 
 import torch
 from numeric import seeded
