@@ -3,16 +3,14 @@ import json
 import math
 
 import pytest
-import torch
 from commands import ROOT
 
 from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.rows import Row, peak_memory
+from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.benchmarks.slimming import pairs
 
 PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance"}
 """In docs: what was measured, and the page that shows it."""
-MEMORY = 300 << 20
 
 
 @pytest.mark.parametrize("measured", PAGES)
@@ -40,18 +38,6 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
         assert (row.ours is None or math.isfinite(row.ours)) and (row.met is None) == (not row.target), row
         if row.ratio is not None:
             assert row.ratio == pytest.approx(row.reference / row.ours), row
-
-
-def hold(size):
-    torch.ones(size, dtype=torch.uint8)
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_peak_memory_is_that_of_a_process_of_its_own():
-    kept = torch.ones(4 * MEMORY, dtype=torch.uint8)  # in this process, which does not count
-    little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)
-    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY and little < len(kept)
 
 
 def test_time_saved_over_operations_saved():

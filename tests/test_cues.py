@@ -106,16 +106,16 @@ def test_a_modality_without_tokens_counts_as_missing():
 
 # Scores that compare patches with the picture's border, by their tokens or by their colours
 
-PICTURE, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
+LARGE, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
 
 
 def picture_of(seed, positions=None):
     draws = generator(seed)
-    count = PICTURE[0] * PICTURE[1] if positions is None else positions.shape[1]
+    count = LARGE[0] * LARGE[1] if positions is None else positions.shape[1]
     tokens = torch.randn(3, count, 16, generator=draws, requires_grad=True)
-    image = torch.rand(3, 3, *((step * (n - 1) + side) for step, n, side in zip(STRIDE, PICTURE, SIZE, strict=True)),
+    image = torch.rand(3, 3, *((step * (n - 1) + side) for step, n, side in zip(STRIDE, LARGE, SIZE, strict=True)),
                        generator=draws)
-    return Context({"NI": tokens}, {}, PICTURE, positions={} if positions is None else {"NI": positions}, images={"NI": image},
+    return Context({"NI": tokens}, {}, LARGE, positions={} if positions is None else {"NI": positions}, images={"NI": image},
                    patch_size=SIZE, patch_stride=STRIDE)
 
 
@@ -130,17 +130,17 @@ def some_places():
 def test_scores_by_the_border_equal_the_slow_ones(name, positions):
     context = picture_of(1, positions)
     with torch.autocast("cpu", torch.bfloat16):
-        (found,) = make_score(name, tiny_cfg(), 16, PICTURE).scores(context).values()
+        (found,) = make_score(name, tiny_cfg(), 16, LARGE).scores(context).values()
     assert found.dtype == torch.float32 and not found.requires_grad
     for row in range(3):
         where = None if positions is None else positions[row]
         if name == "border":
-            expected = torch.stack(cues.border(context.tokens["NI"][row].detach().double(), PICTURE, where))
+            expected = torch.stack(cues.border(context.tokens["NI"][row].detach().double(), LARGE, where))
         else:
-            expected = torch.tensor(cues.saliency(context.images["NI"][row].double(), PICTURE, SIZE, STRIDE), dtype=torch.double)
+            expected = torch.tensor(cues.saliency(context.images["NI"][row].double(), LARGE, SIZE, STRIDE), dtype=torch.double)
             expected = expected if where is None else expected[where]
         # Norms, mean, products; or mean colours of up to 1, their distances, sums along rows and columns.
-        lengths = (16, len(expected), 16) if name == "border" else (SIZE[0] * SIZE[1], 3, sum(PICTURE))
+        lengths = (16, len(expected), 16) if name == "border" else (SIZE[0] * SIZE[1], 3, sum(LARGE))
         assert_close(found[row], expected, *lengths, scale=1.0)
 
 

@@ -15,11 +15,6 @@ from triplets import PLAIN, SCALED, config, normalised, random_image
 from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
 
 
-def test_evaluation_scales_to_minus_one_and_one(tiny_root):
-    image = random_image()
-    assert_close(test_transform(config(tiny_root))(image), normalised(image), *SCALED)
-
-
 def test_evaluation_resizes_bilinearly_first(tiny_root):
     image = random_image(48, 40)
     resized = F.interpolate(image[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False)[0]
