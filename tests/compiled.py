@@ -29,6 +29,5 @@ def main() -> None:
         assert_close(model(images, cameras, 1), expected, *ENCODER, *PIFE)
 
 
-
 if __name__ == "__main__":
     main()

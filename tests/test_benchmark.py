@@ -3,16 +3,14 @@ import json
 import math
 
 import pytest
-import torch
 from commands import ROOT
 
 from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.rows import Row, as_markdown, peak_memory, speed_row
+from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.benchmarks.slimming import pairs
 
 PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance"}
 """In docs: what was measured, and the page that shows it."""
-MEMORY = 300 << 20
 
 
 @pytest.mark.parametrize("measured", PAGES)
@@ -40,29 +38,6 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
         assert (row.ours is None or math.isfinite(row.ours)) and (row.met is None) == (not row.target), row
         if row.ratio is not None:
             assert row.ratio == pytest.approx(row.reference / row.ours), row
-
-
-def test_rows_as_a_table():
-    rows = [speed_row("fast", {"reference": 3.0, "ours": 0.25}, at_least=10),
-            speed_row("slow", {"reference": 1.5, "ours": 3.0}, at_least=1),
-            Row("share", None, 87.654, "%", None, "≥ 85 %", True), Row("size", 1234567.0, 2.0, "MiB", 617283.5),
-            Row("cosine", None, 0.99987, "", None), Row("not run", None, None, "s", None, "≥ 3×", False)]
-    assert as_markdown(rows).splitlines() == [
-        "| what | reference | ours | times better | target | met |", "| --- | --- | --- | --- | --- | --- |",
-        "| fast | 3 s | 250 ms | 12× | ≥ 10× | yes |", "| slow | 1.5 s | 3 s | 0.5× | ≥ 1× | no |",
-        "| share | – | 87.7 % |  | ≥ 85 % | yes |", "| size | 1,234,567 MiB | 2 MiB | 617,284× |  |  |",
-        "| cosine | – | 0.99987 |  |  |  |", "| not run | – | – |  | ≥ 3× | no |"]
-
-
-def hold(size):
-    torch.ones(size, dtype=torch.uint8)
-
-
-@pytest.mark.slow
-def test_peak_memory_is_that_of_a_process_of_its_own():
-    kept = torch.ones(4 * MEMORY, dtype=torch.uint8)  # in this process, which does not count
-    little, much = peak_memory(hold, 1), peak_memory(hold, MEMORY)
-    assert 0.9 * MEMORY < much - little < 1.2 * MEMORY and little < len(kept)
 
 
 def test_time_saved_over_operations_saved():

@@ -86,16 +86,6 @@ def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
     assert said.startswith("2 of 240 images cannot be read") and all(said.count(str(path)) == 1 for path in cut)
 
 
-@pytest.mark.parametrize(("opts", "part"), [
-    (("SOLVER.IMS_PER_BATCH", "64"), "has 6 identities, but a batch needs 32"),
-    (("MODEL.SLIM_SCORE", "supervised", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "INPUT.JOINT_AUGMENTATION",
-      "True"), "needs foreground masks"),
-])
-def test_what_training_could_not_begin_with(refused, own_root, opts, part):
-    next((own_root / "RGBNT201" / "train_171" / "MASK").iterdir()).unlink()
-    assert part in refused(*cli_args_for(own_root), *opts)
-
-
 def test_captions(checked, refused, shapes_root, tmp_path):
     words = seps_tiny.cli_args_for(shapes_root)
     code, stdout, found = checked(*words, "--decode")

@@ -30,6 +30,5 @@ def test_keys_are_printed(command, words, is_chosen):
 
 
 def test_negative_values_pass_the_command_line(command, tmp_path):
-    for value in ("-1", "-0.5", "-1e-4"):
-        _, _, stderr = command(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", value))
-        assert stderr.startswith(ONE_LINE + "SOLVER.BASE_LR") and "greater than 0" in stderr
+    _, _, stderr = command(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", "-1e-4"))
+    assert stderr.startswith(ONE_LINE + "SOLVER.BASE_LR") and "greater than 0" in stderr

@@ -65,6 +65,14 @@ def test_demos_keys_have_demos_defaults():
             assert ours == expected and isinstance(ours, type(expected) | float), row["key"]
 
 
+def test_the_defaults_of_seps_are_the_originals():
+    cfg = load_cfg(None, (), SEPS_SCHEMA)
+    solver = cfg.SOLVER
+    assert (cfg.MODEL.EMBED_SIZE, solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_EPOCHS) == (512, 128, 2e-4, 30)
+    assert (solver.STEPS, solver.GAMMA, solver.GRAD_CLIP, solver.ALL_NEGATIVES_EPOCHS) == ((9, 15, 20, 25), 0.3, 2.0, 1)
+    assert (DEMO_SCHEMA.by_name["SOLVER.MAX_EPOCHS"].default, DEMO_SCHEMA.by_name["MODEL.DROP_PATH"].default) == (120, 0.1)
+
+
 def test_get_cfg_is_fresh_each_time():
     changed = get_cfg()
     changed.INPUT.SIZE_TRAIN.append(3)
@@ -151,6 +159,8 @@ def test_a_dumped_configuration_loads_back_equal(tmp_path):
             "SOLVER.STEPS", "(40, 70)", "MODEL.DEVICE_ID", "3", "OUTPUT_DIR", "a b/ü"]
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", opts)
     assert load_cfg(write(tmp_path, cfg.dump())) == cfg
+    seps = load_cfg(None, ["SOLVER.STEPS", "(1, 2)", "MODEL.TEXT_TOWER", "a b/ü", "OUTPUT_DIR", "x"], SEPS_SCHEMA)
+    assert load_cfg(write(tmp_path, seps.dump()), (), SEPS_SCHEMA) == seps
 
 
 def test_output_dir_follows_the_file_unless_it_is_given(tmp_path, monkeypatch):

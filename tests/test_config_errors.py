@@ -23,15 +23,11 @@ def test_an_unknown_key_is_reported_with_the_nearest(tmp_path, wrong, right):
 MISTAKES = {
     "a type": ("SOLVER.MAX_EPOCHS ten", ["'ten'", "a whole number", "120"]),
     "no number": ("SOLVER.BASE_LR nan", ["'nan'", "a number"]),
-    "a list": ("INPUT.SIZE_TRAIN [12.5,64]", ["[12.5, 64]", "whole numbers"]),
     "a range": ("MODEL.SDTPS_SPARSE_RATIO 1.5", ["1.5", "(0, 1]"]),
-    "a negative number": ("SOLVER.BASE_LR -1e-4", ["-0.0001", "greater than 0"]),
     "a choice": ("SOLVER.OPTIMIZER_NAME adam", ["'SGD' or 'Adam' or 'AdamW'", "nearest is 'Adam'"]),
-    "a backbone": ("MODEL.TRANSFORMER_TYPE ViT-B16", ["nearest is 'ViT-B-16'"]),
     "two sizes": ("INPUT.SIZE_TRAIN [128,64]", ["INPUT.SIZE_TEST", "make them equal"]),
     "no whole identities": ("SOLVER.IMS_PER_BATCH 100", ["DATALOADER.NUM_INSTANCE 16", "such as 96"]),
     "one identity a batch": ("SOLVER.IMS_PER_BATCH 16", ["both 16", "larger multiple"]),
-    "no pairs": ("DATALOADER.NUM_INSTANCE 1", ["no positive"]),
     "a module that needs another": ("MODEL.ATM True", ["MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"]),
     "patches that the backbone has not": ("MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16", ["set it to 0"]),
     "a key without a value": ("SOLVER.SEED=", ["'SOLVER.SEED' has no value"]),
@@ -46,13 +42,9 @@ def test_a_wrong_value_is_reported(name):
     assert [part for part in (key, *said) if part not in message] == []
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("MODEL.HDM True", "Unknown key 'MODEL.HDM'"), ("SOLVER.IMS_PER_BATCH 1", "2 or greater"),
-    ("SOLVER.STEPS (5,3)", "strictly increasing"),
-    ("MODEL.DUAL_AGGR False MODEL.PAPER_VERSION False", "paper version")])
-def test_a_mistake_in_a_configuration_of_seps_is_reported(words, said):
-    message = error(None, words.split(), SEPS_SCHEMA)
-    assert words.partition(" ")[0] in message and said in message
+def test_a_mistake_in_a_configuration_of_seps_is_reported():
+    assert "Unknown key 'MODEL.HDM'" in error(None, ["MODEL.HDM", "True"], SEPS_SCHEMA)
+    assert "strictly increasing" in error(None, ["SOLVER.STEPS", "(5,3)"], SEPS_SCHEMA)
 
 
 @pytest.mark.parametrize(("content", "said"), [

@@ -163,12 +163,6 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_reported(tmp_path, name
             path.with_name(wrong).rename(path)
 
 
-def test_an_unknown_data_set_is_reported(tmp_path):
-    message = complaint(tmp_path, "RGBNT210")
-    assert message.startswith("DATASETS.NAMES is 'RGBNT210', but it must be 'RGBNT201' or 'RGBNT100' or 'MSVR310' or")
-    assert message.endswith("; the nearest is 'RGBNT201'.")
-
-
 # Configurations
 
 def values_of(path):

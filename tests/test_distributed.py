@@ -180,6 +180,7 @@ def weights(tiny_root, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_evaluate_like_one(command, weights, tmp_path):
     from demo_sdtps import test_net
 
@@ -193,6 +194,7 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     from demo_sdtps.tools import search
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numeric import assert_close, numpy_generator
 
-from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
+from demo_sdtps.evaluation.embedding import METHODS, embed
 
 CLUSTERS = 3
 MARKS = {"pca": [], "tsne": [pytest.mark.slow], "umap": [pytest.mark.slow, pytest.mark.soak]}
@@ -39,10 +38,3 @@ def test_pca_shows_the_directions_of_the_largest_variance():
     found = embed(features, "pca", seed=0)
     signs = np.sign((found * expected).sum(axis=0))
     assert_close(found, signs * expected, 1)  # rounded from float64
-
-
-@pytest.mark.parametrize("method", ["pca", pytest.param("tsne", marks=pytest.mark.slow)])
-def test_few_features(method):
-    assert embed(clusters(seed=3)[0][:4], method, seed=0).shape == (4, 2)
-    with pytest.raises(UserError, match="There are 3 samples, but a scatter plot needs at least 4"):
-        check_method(method, 3)

@@ -73,18 +73,6 @@ def test_places_that_cannot_be_written(tmp_path, name):
         check_output_file(tmp_path / name, ".npz")
 
 
-def test_an_output_that_exists_needs_overwrite_and_is_no_input(tmp_path):
-    path = tmp_path / "data" / "x.npz"
-    assert check_output_file(path, ".npz") == path
-    write_json(path, 1)
-    with pytest.raises(UserError, match="already exists; choose another, or pass --overwrite"):
-        check_output_file(path, ".npz")
-    assert check_output_file(path, ".npz", overwrite=True, inputs=[None, "", tmp_path / "other"]) == path
-    for read, relation in ((path, "is"), (tmp_path / "data", "lies in")):
-        with pytest.raises(UserError, match=f"x.npz {relation} .*, which this command reads"):
-            check_output_file(path, ".npz", overwrite=True, inputs=[read])
-
-
 def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
     file = tmp_path / "new" / "folder" / LOCK
     with locked(file, "OUTPUT_DIR x"):

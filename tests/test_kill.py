@@ -6,7 +6,7 @@ import time
 
 import pytest
 from commands import ROOT
-from interrupted import EVERY_STEP, assert_same, cli_args_for
+from interrupted import EVERY_STEP, assert_same, call, cli_args_for
 
 MOMENTS = {"after a save": lambda output: True, "while it saves": lambda output: any(output.glob("*.part"))}
 
@@ -24,17 +24,15 @@ def last_save(output):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_bit_equal(tiny_root, tmp_path):
-    for killed_at in ((), MOMENTS.values()):
-        output = tmp_path / ("killed" if killed_at else "undisturbed")
-        for is_moment in killed_at:
-            before, process = last_save(output), start(tiny_root, output)
-            while last_save(output) in (None, before) or not is_moment(output):
-                assert process.poll() is None, "it ended before its kill"
-                time.sleep(0.0005)
-            process.kill()
-            process.communicate()
-            assert process.returncode == -signal.SIGKILL
-        process = start(tiny_root, output)
-        said = process.communicate()[1]
-        assert process.returncode == 0, said
+    output = tmp_path / "killed"
+    for is_moment in MOMENTS.values():
+        before, process = last_save(output), start(tiny_root, output)
+        while last_save(output) in (None, before) or not is_moment(output):
+            assert process.poll() is None, "it ended before its kill"
+            time.sleep(0.0005)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    for name in ("killed", "undisturbed"):
+        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / name, "RESUME", "auto")) == 0
     assert_same(tmp_path / "undisturbed", tmp_path / "killed")

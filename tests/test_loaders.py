@@ -1,4 +1,4 @@
-"""Batches of triplets: the same for any number of processes, with the cache and without."""
+"""Batches of triplets and of captions: the same for any number of processes, with the cache and without."""
 import os
 import random
 import signal
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
 from launch import children_of, wait_for
@@ -30,39 +31,91 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import TrainTransform
+from demo_sdtps.seps.captions import CaptionBatch, caption_batches, caption_loader
+from demo_sdtps.seps.image_text import read_image_texts
+from demo_sdtps.seps.towers import load_tokenizer
+
+MASKS = ("INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE",
+         "supervised")
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_loading_leaves_the_generators_of_training_alone(tiny_root, workers):
-    """The next batch is made while training draws its noise."""
-    cfg = config(tiny_root, "INPUT.RE_PROB", "1.0", "DATALOADER.NUM_WORKERS", workers)
-    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    for _ in range(2):
-        list(batches(loader))
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+@pytest.fixture(params=["triplets", "triplets with masks", "captions"])
+def make(request):
+    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches."""
+    def triplets(*opts):
+        masks = MASKS if "masks" in request.param else ()
+        cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *masks, *opts)
+        return train_loader(cfg, read_splits(cfg, ("train",))["train"]), batches
+
+    def captions(*opts):
+        cfg = seps_tiny.cfg_for(request.getfixturevalue("shapes_root"), *opts)
+        split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
+        return caption_loader(cfg, split, load_tokenizer(cfg)), caption_batches
+
+    return captions if request.param == "captions" else triplets
 
 
-def load_epoch(root, *opts, epoch=1):
-    cfg = config(root, "INPUT.RE_PROB", "0.5", *opts)
-    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+def load_epoch(make, *opts, epoch=1):
+    loader, batches_of = make(*opts)
     loader.batch_sampler.epoch = epoch
-    return list(batches(loader))
+    return list(batches_of(loader))
+
+
+def tensors_of(batch):
+    """All tensors of a batch of triplets or of captions."""
+    if isinstance(batch, CaptionBatch):
+        return list(vars(batch).values())
+    images, *labels = batch
+    return [*images.values(), *labels]
 
 
 def assert_equal_batches(ours, theirs):
     assert len(ours) == len(theirs) > 1
-    for (images, labels, cameras), (other_images, other_labels, other_cameras) in zip(ours, theirs, strict=True):
-        assert torch.equal(labels, other_labels) and torch.equal(cameras, other_cameras)
-        assert list(images) == list(other_images) == list(MODALITIES)
-        assert all(torch.equal(images[modality], other_images[modality]) for modality in MODALITIES)
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, tensors_of(one), tensors_of(other)))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_loading_leaves_the_generators_of_training_alone(make, workers):
+    """The next batch is made while training draws its noise."""
+    loader, batches_of = make("DATALOADER.NUM_WORKERS", workers)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    for _ in range(2):
+        list(batches_of(loader))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+@pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", "2"], ["DATASETS.CACHE", "no"],
+                                  ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"]], ids=" ".join)
+def test_neither_processes_nor_the_cache_change_a_bit(make, opts):
+    torch.manual_seed(1)
+    random.seed(1)
+    expected = load_epoch(make, "DATASETS.CACHE", "yes")
+    torch.manual_seed(2)
+    random.seed(2)
+    assert_equal_batches(load_epoch(make, *opts), expected)
+
+
+def test_another_seed_or_epoch_gives_other_images(make):
+    ours = load_epoch(make)
+    for other in (load_epoch(make, "SOLVER.SEED", "5"), load_epoch(make, epoch=2)):
+        assert not torch.equal(tensors_of(ours[0])[0], tensors_of(other[0])[0])
+
+
+def test_epochs_of_one_loader_are_those_of_fresh_ones(make):
+    """Loading processes live on between epochs, and see the epoch that is set."""
+    loader, batches_of = make("DATALOADER.NUM_WORKERS", "1")
+    for epoch in (1, 2):
+        loader.batch_sampler.epoch = epoch
+        assert_equal_batches(list(batches_of(loader)), load_epoch(make, epoch=epoch))
 
 
 def test_a_training_batch(tiny_root):
     cfg = config(tiny_root)
     by_path = {decode(sample.paths[0]).numpy().tobytes(): sample for sample in read_splits(cfg, ("train",))["train"]}
-    for images, labels, cameras in load_epoch(tiny_root, *PLAIN):
+    loader = train_loader(config(tiny_root, *PLAIN), read_splits(cfg, ("train",))["train"])
+    for images, labels, cameras in batches(loader):
         assert [(images[modality].dtype, images[modality].shape) for modality in MODALITIES] == [
             (torch.float32, (8, 3, 32, 16))] * 3
         assert sorted(Counter(labels.tolist()).values()) == [4, 4]
@@ -71,32 +124,6 @@ def test_a_training_batch(tiny_root):
             assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
             for modality, path in zip(MODALITIES, sample.paths, strict=True):
                 assert_close(images[modality][index], normalised(decode(path)), *SCALED)
-
-
-@pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", "2"], ["DATASETS.CACHE", "no"],
-                                  ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"]], ids=" ".join)
-def test_neither_processes_nor_the_cache_change_a_bit(tiny_root, opts):
-    torch.manual_seed(1)
-    random.seed(1)
-    expected = load_epoch(tiny_root, "DATASETS.CACHE", "yes")
-    torch.manual_seed(2)
-    random.seed(2)
-    assert_equal_batches(load_epoch(tiny_root, *opts), expected)
-
-
-def test_another_seed_or_epoch_gives_other_images(tiny_root):
-    ours = load_epoch(tiny_root)
-    for other in (load_epoch(tiny_root, "SOLVER.SEED", "5"), load_epoch(tiny_root, epoch=2)):
-        assert not torch.equal(ours[0][0]["RGB"], other[0][0]["RGB"])
-
-
-def test_epochs_of_one_loader_are_those_of_fresh_ones(tiny_root):
-    """Loading processes live on between epochs, and see the epoch that is set."""
-    cfg = config(tiny_root, "INPUT.RE_PROB", "0.5", "DATALOADER.NUM_WORKERS", "1")
-    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
-    for epoch in (1, 2):
-        loader.batch_sampler.epoch = epoch
-        assert_equal_batches(list(batches(loader)), load_epoch(tiny_root, epoch=epoch))
 
 
 @pytest.mark.parametrize("opts", [["INPUT.PROB", "0.5", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.0"],
@@ -159,7 +186,7 @@ def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(tiny_
 def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     """At once, or after DATALOADER.TIMEOUT where Python swallows the error that torch raises in its signal handler."""
     words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no",
-                         "SOLVER.MAX_EPOCHS", "1000", "DATALOADER.TIMEOUT", "20")
+                         "SOLVER.MAX_EPOCHS", "1000", "DATALOADER.TIMEOUT", "8")
     run = subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *map(str, words)], stderr=subprocess.PIPE, text=True)
     wait_for(run, tmp_path / "run" / "metrics.json")
     os.kill(children_of(run.pid)[0], signal.SIGKILL)

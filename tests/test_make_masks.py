@@ -110,8 +110,9 @@ def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, fun
 
 
 @pytest.mark.slow
-def test_deeplab_from_a_file(tmp_path):
+def test_deeplab_from_a_file(tmp_path, monkeypatch):
     """Random weights that find a person everywhere."""
+    monkeypatch.setattr(segmenters, "DEEPLAB_SIDE", 64)
     torch.manual_seed(0)
     network = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
     network.classifier[-1].bias.data[DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")] = 1000

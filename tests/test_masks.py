@@ -73,14 +73,6 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
         assert 0 < images[MASK].mean() < 1 and images[MASK].min() == 0 and images[MASK].max() == 1
 
 
-def test_neither_processes_nor_the_cache_change_masks(tiny_root):
-    expected = epoch(tiny_root, *SUPERVISED, "DATASETS.CACHE", "yes")
-    found = epoch(tiny_root, *SUPERVISED, "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")
-    for ours, theirs in zip(found, expected, strict=True):
-        assert list(ours[0]) == list(theirs[0]) == [*MODALITIES, MASK]
-        assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ours[0])
-
-
 def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
     cfg = config(own_root, *TRUE_MASK, "INPUT.PROB", "0.0", "INPUT.PADDING", "0")
     samples = samples_of(cfg)
@@ -116,12 +108,3 @@ def test_missing_masks_are_one_sentence(own_root, make):
     gone.unlink()
     message = message_of(make, cfg, samples)
     assert f"the mask {gone} is missing" in message and "tools/make_masks.py" in message
-
-
-def test_a_damaged_mask_is_one_sentence(own_root, no_process_left):
-    cfg = config(own_root, *TRUE_MASK, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "1")
-    samples = samples_of(cfg)
-    damaged = mask_path(samples[5])
-    damaged.write_bytes(b"this is a text")
-    message = message_of(lambda: list(batches(test_loader(cfg, samples))))
-    assert str(damaged) in message and "\n" not in message

@@ -70,8 +70,6 @@ def test_matches_are_in_another_scene(own):
     assert "No query of MSVR310" in message and "with another scene" in message
 
 
-
-
 def test_the_number_of_queries_with_a_match(own):
     cfg = config(own[0], *NAME)
     splits = read_splits(cfg)

@@ -67,13 +67,12 @@ print(json.dumps([found, sys.modules["demo_sdtps"].__file__]))
     assert found == {script: [] for script in SCRIPTS} and Path(package) == ROOT / "demo_sdtps" / "__init__.py"
 
 
-@pytest.mark.parametrize("script", ["train_net.py", pytest.param("tools/export_features.py", marks=pytest.mark.slow)])
-def test_a_command_runs_beside_other_packages_of_common_names(script, tmp_path):
+def test_a_command_runs_beside_other_packages_of_common_names(tmp_path):
     """Such as Hugging Face's datasets, or a config.py of the user's own, found before anything else."""
     for name in COMMON:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('another package')")
-    done = python(ROOT / script, "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    done = python(ROOT / "tools" / "export_features.py", "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
 
 
@@ -85,15 +84,6 @@ def test_sdtps_needs_torch_alone(tmp_path):
                "print(sum(p.numel() for p in MultiModalSDTPS().parameters()))")
     done = python("-c", program, ROOT, cwd=tmp_path)
     assert done.stdout.strip() == "365157", done.stderr
-
-
-def test_the_public_names_are_there(tmp_path):
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\nimport demo_sdtps\n"
-               "print(*(getattr(demo_sdtps, name).__name__ for name in demo_sdtps.__all__))\n"
-               "try:\n    demo_sdtps.nothing\nexcept AttributeError as error:\n    print(error)")
-    done = python("-c", program, ROOT, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["Extractor MultiModalSDTPS add_config get_cfg load load_cfg make_model patch",
-                                        "module 'demo_sdtps' has no attribute 'nothing'"], done.stderr
 
 
 @pytest.mark.slow
@@ -173,8 +163,6 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     script = python(tmp_path / "site" / "demo_sdtps" / "tools" / "report.py", "--help", cwd=tmp_path,
                     PYTHONPATH=str(tmp_path / "site"))
     assert "usage:" in script.stdout, script.stderr
-    where = python("-c", "import demo_sdtps; print(demo_sdtps.__file__)", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert Path(where.stdout.strip()) == tmp_path / "site" / "demo_sdtps" / "__init__.py"
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
-"""SDTPS in a miniature of DeMo's checkout (reference/demo_host), changed by hand as docs/plug_in.md says and patched: alike."""
-from functools import cache
-
+"""SDTPS in a miniature of DeMo's checkout (reference/demo_host) by demo_sdtps.patch."""
 import pytest
 import torch
 from choices import margins
 from numeric import assert_close, tolerance
-from plug_in_cases import BATCH, OPTIONS, SETTINGS, SIZE, WIDTH, try_by_hand, try_patched
+from plug_in_cases import BATCH, SETTINGS, SIZE, WIDTH, try_patched
 from plug_in_host import PATH, SDTPS_PATH
 from tiny import CAMERAS, CLASSES, tiny_cfg
 
@@ -14,7 +12,6 @@ from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import to_demo
-from demo_sdtps.tools import convert_checkpoint
 
 ROUNDINGS = 100 * [1]
 """On the way to a feature in mixed precision, after each operation of six blocks and the rest; its sums are in float32."""
@@ -22,14 +19,9 @@ EACH_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory):
-    """What the checkout computes, by case, of the way in which SDTPS comes into it; run once."""
-    return cache(lambda way: way(tmp_path_factory.mktemp("plug_in"))["results"])
-
-
-@pytest.fixture(scope="module")
-def results(tried):
-    return tried(try_patched)
+def results(tmp_path_factory):
+    """What the patched checkout computes, by case; run once."""
+    return try_patched(tmp_path_factory.mktemp("plug_in"))["results"]
 
 
 def on_our_side(opts):
@@ -59,27 +51,6 @@ def assert_near(outputs, others):
     """Slimmed tokens and masks of this process and of the checkout's, which may have another number of threads."""
     for one, other in zip(outputs, others, strict=True):
         assert_close(one, other, *SDTPS_PATH, *SDTPS_PATH)
-
-
-@pytest.mark.slow
-def test_both_ways_compute_the_same_to_the_last_bit(tried):
-    """Features, logits and gradients; every setting and option; batches of 2, 3 and 4."""
-    by_hand, patched = tried(try_by_hand), tried(try_patched)
-    assert len(patched) == 3 * len(SETTINGS) + len(OPTIONS)
-    for case, result in patched.items():
-        for part in ("outputs", "gradients", "weights", "patterns", "trained", "small_patterns"):
-            tensors, others = (list(tensors_of(way[part])) for way in (result, by_hand[case]))
-            assert tensors
-            assert_identical(tensors, others)
-
-
-def tensors_of(nested):
-    """The leaves of nested containers."""
-    if isinstance(nested, dict | list | tuple):
-        for part in nested.values() if isinstance(nested, dict) else nested:
-            yield from tensors_of(part)
-    else:
-        yield nested
 
 
 @EACH_SETTING
@@ -165,22 +136,6 @@ def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
     for pattern, expected in result["patterns"].items():
         for feature in (patterns[pattern], *(small[pattern] for small in result["small_patterns"].values())):
             assert_close(feature, expected[:len(feature)], *PATH, *PATH)
-
-
-@pytest.fixture
-def checkpoint(results, tmp_path):
-    """A state dict that the changed checkout saves."""
-    torch.save(results["direct 1, on"]["weights"], tmp_path / "DeMo.pth")
-    return tmp_path / "DeMo.pth"
-
-
-def test_its_checkpoint_is_converted_and_back(checkpoint, command):
-    ours, back = checkpoint.with_name("ours.pth"), checkpoint.with_name("back.pth")
-    assert command(convert_checkpoint.main, checkpoint, ours, "--to", "ours")[0] == 0
-    assert command(convert_checkpoint.main, ours, back, "--to", "demo")[0] == 0
-    before, after = (torch.load(file, weights_only=True) for file in (checkpoint, back))
-    assert before.keys() == after.keys()
-    assert_identical(before.values(), (after[name] for name in before))
 
 
 def test_the_keys_are_used(results):

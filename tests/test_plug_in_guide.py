@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 import yaml
-from plug_in_cases import FULL_CLASSES, FULL_WIDTH, try_by_hand
+from plug_in_cases import FULL_CLASSES, FULL_WIDTH, OPTIONS, SETTINGS, try_by_hand, try_patched
 from plug_in_guide import GUIDE, HOST, change, read_guide
+from test_plug_in import assert_identical
 from tiny import CONFIG, ROOT
 
 from demo_sdtps.config import load_cfg
@@ -68,17 +69,30 @@ def test_the_example_is_our_configuration(results):
     assert load_cfg(folder / "DeMo.yml", example).MODEL == load_cfg(folder / "DeMo_SDTPS.yml").MODEL
 
 
-@pytest.mark.slow
 def test_the_changed_loop_evaluates_all_patterns(tmp_path):
     """Also with HDM and ATM off, where DeMo evaluates the third alone."""
     checkout = shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
     change(checkout)
-    command = [sys.executable, "train_net.py", "INPUT.SIZE_TRAIN", "[64, 32]", "SOLVER.MAX_EPOCHS", "1"]
-    for words, patterns in (([], [3]), (["MODEL.USE_SDTPS", "True"], [1, 2, 3])):
-        done = subprocess.run([*command, *words], cwd=checkout, capture_output=True, text=True, check=True)
-        assert [int(pattern) for pattern in re.findall(r"pattern (\d) width", done.stdout)] == patterns
+    done = subprocess.run([sys.executable, "train_net.py", "INPUT.SIZE_TRAIN", "[64, 32]", "SOLVER.MAX_EPOCHS", "1",
+                           "MODEL.USE_SDTPS", "True"], cwd=checkout, capture_output=True, text=True, check=True)
+    assert re.findall(r"pattern (\d) width", done.stdout) == ["1", "2", "3"]
 
 
-def test_the_class_token_among_the_patches(results):
-    assert results["direct 1, on"]["error"] == "The input has [33, 33, 33] patches, but this SDTPS was made for 32."
-    assert "`The input has [129, 129, 129] patches, but this SDTPS was made for 128.`" in GUIDE.read_text(encoding="utf-8")
+def test_the_patched_checkout_computes_the_same_to_the_last_bit(results, tmp_path):
+    """Features, logits and gradients; every setting and option; batches of 2, 3 and 4."""
+    patched = try_patched(tmp_path)["results"]
+    assert len(patched) == 3 * len(SETTINGS) + len(OPTIONS)
+    for case, result in patched.items():
+        for part in ("outputs", "gradients", "weights", "patterns", "trained", "small_patterns"):
+            tensors, others = (list(tensors_of(way[part])) for way in (result, results[case]))
+            assert tensors
+            assert_identical(tensors, others)
+
+
+def tensors_of(nested):
+    """The leaves of nested containers."""
+    if isinstance(nested, dict | list | tuple):
+        for part in nested.values() if isinstance(nested, dict) else nested:
+            yield from tensors_of(part)
+    else:
+        yield nested

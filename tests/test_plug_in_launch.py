@@ -33,13 +33,11 @@ def files_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("modules", [[], FUSED])
-def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout, modules):
+def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout):
+    """Without HDM and ATM too, where DeMo evaluates one."""
     before = files_of(checkout)
-    done = launch(checkout, "train_net.py", *SIZE, *ON, *modules, "OUTPUT_DIR", "run")
-    fused = 7 * WIDTH * bool(modules)
-    assert [found[:2] for found in results_of(done)] == 2 * [
-        (1, 3 * WIDTH), (2, 3 * WIDTH + fused), (3, 6 * WIDTH + fused)]
+    done = launch(checkout, "train_net.py", *SIZE, *ON, "OUTPUT_DIR", "run")
+    assert [found[:2] for found in results_of(done)] == 2 * [(1, 3 * WIDTH), (2, 3 * WIDTH), (3, 6 * WIDTH)]
     assert all("loss" not in line or "nan" not in line for line in done.stdout.splitlines())
     after = files_of(checkout)
     assert {path.name for path in after if path not in before} == {"DeMobest.pth"}
@@ -48,8 +46,8 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
 
 @pytest.mark.slow
 def test_off_the_scripts_output_is_that_of_the_script(checkout):
-    done, plain = (subprocess.run([sys.executable, *command, "train_net.py", *SIZE, *FUSED], cwd=checkout, capture_output=True,
-                                  text=True, check=False) for command in (["-m", "demo_sdtps"], []))
+    done = launch(checkout, "train_net.py", *SIZE, *FUSED)
+    plain = subprocess.run([sys.executable, "train_net.py", *SIZE, *FUSED], cwd=checkout, capture_output=True, text=True)
     assert done.stdout == plain.stdout and len(results_of(done)) == 6
 
 
@@ -94,10 +92,8 @@ MODEL = "modeling/make_model.py"
 REFUSED = {
     "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
                 "it has no engine.processor.training_neat_eval"),
-    "no attribute": (replace(MODEL, "self.HDM", "self.hdm"), [], "DeMo has no attribute HDM"),
     "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],
                         "DeMo.forward takes (x, target, "),
-    "a ratio": (None, ["MODEL.SDTPS_SPARSE_RATIO", "1.5"], "MODEL.SDTPS_SPARSE_RATIO is 1.5; it must be in (0, 1]"),
     "masks": (None, ["MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "supervised"],
               "reads foreground masks, but DeMo's loader has none"),
 }

@@ -48,20 +48,6 @@ def test_the_keys_are_the_schemas(host):
     assert demo_sdtps.add_config(cfg).MODEL.SDTPS_BETA == 0.1
 
 
-@pytest.mark.parametrize("tower", ["test_vit", "small_clip"])
-def test_off_the_model_is_not_touched(build, host, tower):
-    opts = [*FUSED, "MODEL.TRANSFORMER_TYPE", tower]
-    model = build(*opts, is_on=False)
-    assert type(model).__name__ == "DeMo"
-    torch.manual_seed(seeded())
-    cfg = host[0].clone()
-    cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *opts])
-    plain = host[1](cfg, CLASSES, 4)
-    assert list(model.state_dict()) == list(plain.state_dict())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert equal(features(model, images(3)), features(plain, images(3)))
-
-
 def test_a_patched_model_is_one_of_the_checkouts(build):
     model = build(*FUSED)
     order = [kind.__name__ for kind in type(model).__mro__]

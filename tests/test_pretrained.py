@@ -11,8 +11,6 @@ from weight_files import message, save_torch, save_torch_before_zip
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.pretrained import load_pretrained, resize_position
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
-
 
 def tiny_backbone(*opts):
     torch.manual_seed(2)
@@ -51,20 +49,13 @@ def test_load_timms_names(tmp_path):
     assert f"{path}: {total} of {total} tensors loaded, 1 resized (pos_embed), 0 missing" in report
 
 
-def test_positions_of_the_same_grid_stay_as_they_are(tmp_path):
-    backbone = tiny_backbone("INPUT.SIZE_TRAIN", [48, 48], "INPUT.SIZE_TEST", [48, 48])
-    weights = pretrained_timm()
-    torch.save(weights, tmp_path / "w.pth")
-    assert "0 resized," in load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
-    assert torch.equal(backbone.vit.pos_embed, weights["pos_embed"])
-
-
-def test_positions_of_a_square_are_resized_to_a_grid_of_as_many(tmp_path):
-    backbone = tiny_backbone("INPUT.SIZE_TRAIN", [128, 32], "INPUT.SIZE_TEST", [128, 32])
-    weights = pretrained_timm(side=8)
+@pytest.mark.parametrize(("side", "size"), [(6, [48, 48]), (8, [128, 32])], ids=["the same grid", "a grid of as many"])
+def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path, side, size):
+    backbone, weights = tiny_backbone("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), pretrained_timm(side=side)
     torch.save(weights, tmp_path / "w.pth")
     load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
-    assert torch.equal(backbone.vit.pos_embed, resize_position(weights["pos_embed"], (16, 4)))
+    expected = resize_position(weights["pos_embed"], (16, 4)) if side == 8 else weights["pos_embed"]
+    assert torch.equal(backbone.vit.pos_embed, expected)
 
 
 def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
@@ -101,16 +92,6 @@ def test_random_weights_are_said_and_warned_of_unless_they_are_meant(source):
     said = load_pretrained(backbone, "test_vit", source)
     assert "random" in said.lower() and said.startswith("WARNING: ") == (not source)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
-
-
-def load_error(path):
-    """What load_pretrained says of the file, which it must name; the backbone is left as it was."""
-    backbone = tiny_backbone()
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    text = message(lambda: load_pretrained(backbone, "test_vit", str(path)))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
-    assert "MODEL.PRETRAIN_PATH_T" in text and str(path) in text
-    return text
 
 
 def nothing(path):

@@ -13,8 +13,6 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning")
-
 
 def openai_weights(seed):
     """CLIP ViT-B/16 as OpenAI publishes it: float16, the image tower under visual., the text tower beside it."""

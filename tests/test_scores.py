@@ -9,10 +9,10 @@ import torch
 from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
 from numeric import generator, seeded
-from tiny import PATCHES, WIDTH, tiny_cfg, tiny_model
+from tiny import PATCHES, WIDTH, tiny_cfg
 
 from demo_sdtps import test_net, train_net
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.scores.guided import SDTPS
@@ -114,11 +114,6 @@ def test_class_tokens_guide_sdtps_where_there_are_no_globals():
     with_globals = module(replace(context, global_feats=context.class_tokens))
     for modality, selection in module(context).items():
         assert torch.equal(selection.tokens, with_globals[modality].tokens)
-
-
-def test_settings_that_do_not_fit_name_their_keys():
-    with pytest.raises(UserError, match=r"^MODEL\.SDTPS_SPARSE_RATIO and MODEL\.SDTPS_AGGR_RATIO do not fit"):
-        tiny_model("MODEL.SDTPS_SPARSE_RATIO", "0.1", "MODEL.SDTPS_AGGR_RATIO", "0.1")
 
 
 def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_root, monkeypatch):

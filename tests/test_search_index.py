@@ -103,8 +103,6 @@ def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5 and content(index) == expected(place)
 
 
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-8])
 
@@ -142,17 +140,6 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
     assert file() != second and not second.exists()
 
 
-@pytest.mark.parametrize(("origin", "said"), [
-    ({"checkpoint_sha256": "b" * 64}, "another checkpoint,"),
-    ({"configuration": {"INPUT.SIZE_TEST": [64, 32]}}, "another INPUT.SIZE_TEST ([32, 16], not [64, 32])")])
-def test_an_index_of_other_features_is_refused(place, origin, said):
-    updated(place)
-    with pytest.raises(UserError) as error:
-        opened(place, origin=ORIGIN | origin)
-    assert f"are of {said}" in str(error.value) and "--rebuild" in str(error.value)
-    assert not opened(place, origin=ORIGIN | origin, rebuild=True).names
-
-
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     index, _ = updated(place)
     paint(place / "other", "00", 0)
@@ -161,5 +148,3 @@ def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     os.rename(place / "gallery", place / "moved")
     index = open_index(index.store.folder, place / "moved", ORIGIN, False)
     assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
-
-

@@ -24,6 +24,7 @@ def compare(images, captions, patches, width):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_captions():
     """Forty times as many captions add what they themselves take, and their similarities."""
     images, patches, width = 100, 64, 32

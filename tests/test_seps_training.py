@@ -8,7 +8,6 @@ from choices import margins
 from commands import records_of
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, test_seps, train
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.seps import training
@@ -57,16 +56,6 @@ def test_records_hold_losses_rates_and_recalls(trained):
         assert list(record["dev"]) == COLUMNS and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
         assert ("test" in record) == (record["epoch"] == 3)
     assert list(records[-1]["test"]) == COLUMNS
-
-
-def test_tensorboard_tells_what_the_records_tell(trained):
-    board = EventAccumulator(str(trained))
-    board.Reload()
-    for record in records_of(trained):
-        scalars = {f"train/{name}": record[name] for name in ("loss", "align", "ratio", "lr")}
-        scalars |= {f"{split}/{name}": record[split][name] for split in ("dev", "test") if split in record for name in COLUMNS}
-        for name, value in scalars.items():
-            assert_close({event.step: event.value for event in board.Scalars(name)}[record["epoch"]], value, 1)
 
 
 def test_the_last_and_the_best_checkpoint(trained, shapes_root):

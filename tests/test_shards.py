@@ -1,7 +1,6 @@
 """Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
 import csv
 import json
-import os
 import shutil
 
 import numpy as np
@@ -150,12 +149,9 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-8])
 
 
-@pytest.mark.parametrize(("name", "damage", "expected"), [
-    ("store.json", cut, "store.json is damaged"), ("shard-00001.safetensors", os.unlink, "shard-00001.* is missing"),
-    ("shard-00002.safetensors", cut, "shard-00002.* is damaged")])
-def test_shards_that_are_damaged_or_missing_are_named(folder, name, damage, expected):
-    damage(folder / name)
-    with pytest.raises(UserError, match=expected):
+def test_a_damaged_record_of_shards_is_named(folder):
+    cut(folder / "store.json")
+    with pytest.raises(UserError, match=r"store\.json is damaged"):
         open_features(folder)
 
 
@@ -227,11 +223,6 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
                           ("m.npz", "TEST.MISS, 'None' and 'r'")):
         code, _, stderr = command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
         assert code == 2 and f"are of different values of {what}" in stderr
-
-
-def test_half_precision_may_differ(export, command, tmp_path):
-    assert export("q.npz", "--split", "query")[0] == export("h", "--shards", "--dtype", "float16", "TEST.AMP", "bf16")[0] == 0
-    assert command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / "h")[0] == 0
 
 
 def rank_and_search(folder):

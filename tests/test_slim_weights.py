@@ -10,7 +10,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoint import read_checkpoint
 from demo_sdtps.modeling.weights import to_demo
-from demo_sdtps.tools import convert_checkpoint, export_features
+from demo_sdtps.tools import convert_checkpoint
 
 STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")
@@ -72,11 +72,9 @@ def test_a_score_trained_with_other_stages(checkpoint, evaluate):
     weights = checkpoint(*STAGES, *score("sdtps"))
     code, record, _ = evaluate(weights, "MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]", *score("sdtps"))
     assert code == 0 and set(record) == {"1", "2", "3"}
-    for opts, said in (((*ONE_STAGE, *score("sdtps")), "slimming.scores.1.score_predictor.RGB.0.weight is not part"),
-                       ((*STAGES, *score("supervised"), *WITH_MASKS), "slimming.scores.0.heads.RGB.0.weight is missing")):
+    for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("supervised"), *WITH_MASKS)):
         code, _, stderr = evaluate(weights, *opts)
-        assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-        assert said in stderr and f"The weights {weights} do not fit" in stderr
+        assert code == 2 and f"The weights {weights} do not fit" in stderr
 
 
 @pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("distinctness"))])
@@ -88,15 +86,6 @@ def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(checkpoint,
     path = checkpoint()
     torch.save({"model": backbone, "dataset": "RGBNT201"}, path)
     assert with_score[:2] == evaluate(path, *opts)[:2]
-
-
-def test_the_stored_configuration_is_enough(checkpoint, command, tiny_root, tmp_path):
-    """Of a dense checkpoint, with slimming by keys; and features of it are written."""
-    words = ("--weight", checkpoint(), *STAGES)
-    code, stdout, _ = command(test_net.main, *words)
-    assert code == 0 and "3 both" in stdout
-    code, stdout, _ = command(export_features.main, *words, "--output", tmp_path / "features.npz")
-    assert code == 0 and (tmp_path / "features.npz").exists()
 
 
 def test_a_checkpoint_with_a_score_is_converted_and_back(checkpoint, command, tmp_path):

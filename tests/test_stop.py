@@ -78,7 +78,7 @@ def members(group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_a_signal_to_a_run_and_its_loading_processes_saves(tiny_root, tmp_path, number, code):
     """As by Ctrl-C, by a cluster and by a terminal that is closed; no process is left."""
     output = tmp_path / "run"

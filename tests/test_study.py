@@ -1,16 +1,12 @@
 """tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
 import json
 import random
-import re
 import statistics
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
-from interrupted import call
 from PIL import Image
 from reference import statistics as reference
 
@@ -33,42 +29,6 @@ def write(folder, **more):
     return path
 
 
-@pytest.fixture(scope="module")
-def quick(tiny_root, tmp_path_factory):
-    """Two variants, two seeds and an epoch, repeated after the loss of two outputs: → (folder, stdout of the second, outputs
-    that it made again)."""
-    folder = tmp_path_factory.mktemp("study")
-    words = [write(folder, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--jobs", "2",
-             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
-    runs = folder / "runs" / "studies" / "runs"
-
-    def printed():
-        with redirect_stdout(StringIO()) as stdout:
-            assert call(words, tool.main) == 0
-        return stdout.getvalue()
-
-    def times():
-        return {str(path.relative_to(runs)).partition("-")[0] + f"/{path.parent.name}/{path.name}": path.stat().st_mtime_ns
-                for path in runs.rglob("*.json")}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        first = printed()
-        (interrupted,), (unmeasured,) = (sorted(runs.glob(f"{name}-*/seed_{seed}"))
-                                         for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1)))
-        record = json.loads((interrupted / "run.json").read_text())
-        (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
-        (unmeasured / "selection.json").unlink()
-        before = times()
-        second = printed()
-    assert without_seconds(first) == without_seconds(second)
-    return folder / "runs" / "studies", second, {name for name, time in times().items() if before.get(name) != time}
-
-
-def without_seconds(text):
-    return [line for line in text.splitlines() if not re.search(r"\| [\d,]{6,} \|", line)]
-
-
 def rows_of(table):
     """The cells of a Markdown table's rows by the first, without emphasis."""
     lines = [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -81,32 +41,34 @@ def tables_of(text):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_a_study_of_two_variants_and_two_seeds(quick):
-    folder, _, again = quick
+def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch, command):
+    """What is lost, and it alone, is made again; so are tables and plots, from the result."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs" / "studies" / "runs"
+    words = [write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--jobs", "2",
+             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
+    assert command(tool.main, *words)[0] == 0
+    (interrupted,), (unmeasured,) = (sorted(runs.glob(f"{name}-*/seed_{seed}"))
+                                     for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1)))
+    record = json.loads((interrupted / "run.json").read_text())
+    (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    (unmeasured / "selection.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
+    assert command(tool.main, *words)[0] == 0
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
-    assert again == {"Baseline/seed_2/metrics.json", "Baseline/seed_2/run.json", "Baseline/seed_2/missing.json",
-                     "DeMo_SDTPS/seed_1/selection.json"}
-    runs = sorted(path.parent for path in folder.rglob("metrics.json"))
-    assert [run.name for run in runs] == ["seed_1", "seed_2"] * 2
-    assert {run.parent.name.split("-")[0] for run in runs} == {"Baseline", "DeMo_SDTPS"}
-    for run in runs:
+    assert {path for path in runs.rglob("*.json") if before.get(path) != path.stat().st_mtime_ns} == {
+        unmeasured / "selection.json", *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing"))}
+    for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
-    assert {path.name for path in (folder / "tiny").iterdir()} == {
-        "study.md", "study.json", "results.png", "loss.png", "costs.png"}
 
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, command):
-    made = quick[0] / "tiny"
-    code, _, stderr = command(tool.main, made / "study.json", "--output", tmp_path / "again")
-    assert code == 0, stderr
-    assert (tmp_path / "again" / "study.md").read_text() == (made / "study.md").read_text()
+    made, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
+    assert command(tool.main, made / "study.json", "--output", again)[0] == 0
+    assert (again / "study.md").read_text() == (made / "study.md").read_text()
     for name in ("results.png", "loss.png", "costs.png"):
-        with Image.open(tmp_path / "again" / name) as image, Image.open(made / name) as before:
-            assert image.size == before.size and image.convert("RGB").getcolors(20) is None
+        with Image.open(again / name) as image, Image.open(made / name) as first:
+            assert image.size == first.size and image.convert("RGB").getcolors(20) is None
 
 
 @pytest.mark.slow
@@ -184,31 +146,6 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
-
-
-def made(mAP, rank, failed=(), **more):
-    """A variant of a result, from its mAP and Rank-1 by seed in [0, 1]."""
-    records = {seed: [{"epoch": 1, "patterns": {"3": {"mAP": one, "Rank-1": rank}}}] for seed, one in mAP.items()}
-    return {"parameters": 1234567, "gmacs": 1.5, "records": records, "failed": dict.fromkeys(failed, "a reason"), "missing": {},
-            "selection": {}, "made_with": {}} | more
-
-
-def test_every_cell_of_a_table():
-    """By hand: differences 1, 2, 3 and -1; Student's quantile for two degrees of freedom is 4.303."""
-    seeds = ["1", "2", "3", "4"]
-    variants = [made(dict(zip(seeds, (0.5, 0.52, 0.51, 0.6), strict=True)), 0.7, name="first"),
-                made(dict(zip(seeds, (0.51, 0.54, 0.54, 0.1), strict=True)), 0.7, ["4"], name="better"),
-                made(dict(zip(seeds, (0.7, 0.721, 0.709, 0.8), strict=True)), 0.6, name="far")]
-    text = as_markdown({"title": "", "command": "python x", "seeds": [1, 2, 3, 4], "patterns": [3], "variants": variants})
-    table, costs = tables_of(text)
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert lines[0] == ["variant", "seeds", "mAP", "Δ mAP", "Student's 95 %", "Rank-1", "Δ Rank-1", "Student's 95 %"]
-    assert lines[2] == ["first", "4", "53.2 ± 4.6", "", "", "70.0 ± 0.0", "", ""]
-    assert lines[3] == ["better", "3 of 4", "53.0 ± 1.7", "+2.0 [+1.0, +3.0]", "[-0.5, +4.5]", "70.0 ± 0.0",
-                        "+0.0 [+0.0, +0.0]", "[+0.0, +0.0]"]
-    assert lines[4][3:5] == ["**+20.0** [+19.9, +20.1]", "[+19.9, +20.1]"] and lines[4][6] == "**-10.0** [-10.0, -10.0]"
-    assert "- better, seed 4: a reason" in text
-    assert rows_of(costs)["first"] == {"variant": "first", "parameters": "1,234,567", "GMACs": "1.500", "seconds per run": "–"}
 
 
 def test_the_docs_have_every_study():

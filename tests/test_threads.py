@@ -7,12 +7,10 @@ import sys
 import pytest
 import torch
 from commands import SMALL, cli_args_for
-from scipy import stats
 
 from demo_sdtps import train_net
 from demo_sdtps.benchmarks.busy import busy_neighbours
 from demo_sdtps.runtime import threads
-from demo_sdtps.tools import demo_figures
 
 PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
 
@@ -78,25 +76,3 @@ def test_a_resumed_run_computes_with_its_own_number_of_threads(tiny_root, tmp_pa
     assert record["machine"]["threads"] == before + 1
     assert record["resumptions"][0]["machine"]["threads"] == before + (not by_user)
     assert ("the run started with threads" in (tmp_path / "run" / "log.txt").read_text()) == by_user
-
-
-def test_the_range_of_the_demo_is_students_prediction_interval():
-    runs = [{"mAP": {"1": value, "2": 2 * value, "3": 50.0 - value}} for value in (60.0, 61.0, 63.0)]
-    found = demo_figures.ranges(runs)
-    mean, deviation = 184 / 3, ((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 2**0.5
-    reach = 4.302652729911275 * deviation * (4 / 3) ** 0.5  # Student's quantile for two degrees of freedom
-    assert stats.t.cdf(4.302652729911275, 2) == pytest.approx(0.975)
-    assert found["1"] == pytest.approx([mean - reach, mean + reach])
-    assert found["2"] == pytest.approx([2 * mean - 2 * reach, 2 * mean + 2 * reach])
-    assert found["3"] == pytest.approx([50 - mean - reach, 50 - mean + reach])
-
-
-def test_the_demo_is_compared_with_the_readme(tmp_path, command):
-    last = {pattern: {"mAP": value} for pattern, value in (("1", 0.5), ("2", 0.61), ("3", 0.7))}
-    (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}, {"epoch": 2, "patterns": last}]))
-    code, said, _ = command(demo_figures.main, "--run", tmp_path)
-    shown = " / ".join(f"{value:.1f}" for value in json.loads(demo_figures.FIGURES.read_text())["runs"][0]["mAP"].values())
-    assert code == 0 and said.count("\n") == 1 and f"50.0 / 61.0 / 70.0 here, {shown} in the README" in said
-    rows = [row.split("|")[2].strip() for row in (demo_figures.ROOT / "README.md").read_text().splitlines()
-            if row.startswith(("| 1 original", "| 2 enhanced", "| 3 both"))]
-    assert rows == shown.split(" / ")

@@ -3,11 +3,11 @@ import re
 
 import pytest
 import torch
-from tiny import tiny_cfg, tiny_model
+from tiny import tiny_model
 
 from demo_sdtps.benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoint import read_checkpoint
 from demo_sdtps.modeling.weights import from_demo, is_demo, to_demo, unknown_names
 
 CLIP_BACKBONE = {
@@ -55,12 +55,6 @@ SHAPES = {"BACKBONE.base.class_embedding": (6,), "BACKBONE.base.positional_embed
           "BACKBONE.base.pos_embed": (1, 10, 6)}
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:FutureWarning"),
-              pytest.mark.filterwarnings("ignore:.*looks like a TorchScript archive:UserWarning")]
-
-
-KINDS = pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
-
 
 def random_weights(names, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -69,7 +63,7 @@ def random_weights(names, seed):
             for name in names}
 
 
-@KINDS
+@pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_demos_names_and_back(backbone, prefix):
     names = backbone | REST | UNKNOWN
@@ -163,18 +157,3 @@ def test_our_models_weights_and_back(opts):
     assert ("classifier_moe.weight" in theirs) == ("generalFusion.rnt_token" in theirs) == (model.hdm is not None)
     assert ("generalFusion.moe.experts.3.expertHead.6.mlp.2.bias" in theirs) == (model.atmoe is not None)
     assert_same(in_order(from_demo(theirs)), in_order(ours))
-
-
-@pytest.mark.parametrize(("container", "prefix"), [(None, ""), ("model", "module."), ("state_dict", "module.")])
-def test_checkpoints_with_demos_names(tmp_path, container, prefix):
-    """Bare or under a key, with the prefix of a model that several devices trained, in half precision."""
-    ours = {name: tensor.half() if tensor.is_floating_point() else tensor
-            for name, tensor in tiny_model(*FUSION).state_dict().items()}
-    theirs = {prefix + name: tensor for name, tensor in to_demo(ours).items()}
-    torch.save({container: theirs, "epoch": 3} if container else theirs, tmp_path / "demo.pth")
-    found = read_checkpoint(tmp_path / "demo.pth")
-    assert found.has_demo_names and (found.num_class, found.camera_num) == (5, 4)
-    assert_same(in_order(found.model), in_order(ours))
-    model = tiny_model(*FUSION, seed=1)
-    load_weights(tiny_cfg(*FUSION), model, found)
-    assert all(torch.equal(tensor, ours[name].to(tensor.dtype)) for name, tensor in model.state_dict().items())

@@ -1,16 +1,9 @@
 """What tests/test_distributed.py runs under torchrun: the whole model's step in shares, written to a file of each process.
 
-    torchrun --nproc_per_node=2 tests/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
+    PYTHONPATH=tests/alone torchrun --nproc_per_node=2 tests/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
 """
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
-    import sys
-    from pathlib import Path
-
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+import sys
+from pathlib import Path
 
 import torch
 from numeric import seeded

@@ -1,17 +1,10 @@
 """What tests/test_seps_distributed.py runs under torchrun: steps and evaluation of SEPS in shares, written to a file of each
 process.
 
-    torchrun --nproc_per_node=2 tests/two_seps_processes.py OUTPUT ROOT
+    PYTHONPATH=tests/alone torchrun --nproc_per_node=2 tests/two_seps_processes.py OUTPUT ROOT
 """
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
-    import sys
-    from pathlib import Path
-
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [str(ROOT / "tests"), *(folder for folder in sys.path if folder != str(ROOT))]
+import sys
+from pathlib import Path
 
 import torch
 from numeric import seeded
@@ -25,8 +18,8 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
-VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False"),
-            "short": ("DATASETS.LONG_CAPTIONS", "no"), "bf16": ("SOLVER.AMP", "bf16")}
+VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False", "DATASETS.LONG_CAPTIONS", "no"),
+            "bf16": ("SOLVER.AMP", "bf16")}
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """The choice of patches would hang on roundings here and there, and the losses and all that follows on the choice."""
 EPOCHS = (1, 2)

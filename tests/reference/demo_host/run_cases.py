@@ -72,7 +72,7 @@ def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, onl
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     return {"config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
             "loss": loss.detach(), "gradients": gradients, "weights": model.state_dict(), "patterns": patterns,
-            "trained": trained, "small_patterns": small_patterns, "inner": inner, "error": error_with_class_token(model, inner)}
+            "trained": trained, "small_patterns": small_patterns, "inner": inner}
 
 
 @lru_cache
@@ -99,17 +99,6 @@ def stir(model):
 
 def seeded(name, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-
-
-def error_with_class_token(model, inner):
-    """What SDTPS says to tokens among which the class token was left."""
-    if not inner:
-        return None
-    *tokens, rgb, ni, ti = inner["inputs"]
-    try:
-        model.sdtps(*(torch.cat([part[:, :1], part], dim=1) for part in tokens), rgb, ni, ti)
-    except ValueError as error:
-        return str(error)
 
 
 if __name__ == "__main__":
