@@ -1,4 +1,6 @@
 """`UserError`, and what sentences about errors share."""
+from __future__ import annotations
+
 import difflib
 import re
 from collections.abc import Iterable
