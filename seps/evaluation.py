@@ -50,11 +50,6 @@ class RetrievalData:
         return int(self.image_of.max()) + 1
 
 
-def data_folders(cfg: CfgNode) -> list[str | Path]:
-    """Folders that the commands of SEPS read: the data set, and the text tower where it is not a name on the hub."""
-    return [Path(cfg.DATASETS.ROOT_DIR, cfg.DATASETS.NAMES), cfg.MODEL.TEXT_TOWER]
-
-
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS

@@ -42,7 +42,7 @@ def main() -> None:
     add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
                                              "none excluded, by squared Euclidean distance of L2-normalised features")
     arguments = parser.parse_args()
-    check_outputs(arguments, [arguments.query, arguments.gallery])
+    check_outputs(arguments)
     check_single("tools/rank_features.py")
     is_normalised = arguments.feat_norm == "yes"
     if arguments.csv:

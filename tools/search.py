@@ -16,7 +16,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import EXAMPLE, prepare_evaluation, weight_flag
 from demo_sdtps.retrieval.approximate import FLAT, KINDS, approximate, check_size
@@ -26,7 +26,7 @@ from demo_sdtps.retrieval.nearest import COLUMNS, Hits, nearest, reranked, write
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_equal, init_distributed, is_main
 from demo_sdtps.runtime.extras import check_extra
-from demo_sdtps.runtime.files import atomic_write, check_apart, locked
+from demo_sdtps.runtime.files import atomic_write, locked
 
 TOP = 10
 PRINTED = 5  # queries whose hits are printed
@@ -40,7 +40,7 @@ def main() -> None:
         "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; their cameras are "
         "unknown, so the mean of the model's is taken. The features of the gallery are kept in an index; images that are new, "
         "changed or removed update it. Without --output and --csv the hits of the first queries are printed.",
-        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag(data=lambda cfg: []))
+        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag())
     parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
     parser.add_argument("--query", type=Path, required=True, metavar="PLACE",
                         help="a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, which is searched for "
@@ -68,14 +68,11 @@ def main() -> None:
 
 def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches and writes."""
-    places = [arguments.gallery, arguments.query]
     prepare_evaluation(cfg, EXAMPLE, several=True)
-    check_outputs(arguments, places)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
     top, deepest = depths(arguments, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
-    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     check_equal((gallery, queries), "images")
     with ExitStack() as stack:
         index = None

@@ -1,7 +1,6 @@
 """The command of a training: start or resume the run of a configuration."""
 import argparse
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from yacs.config import CfgNode
@@ -31,13 +30,13 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
     return parser
 
 
-def train(cfg: CfgNode, overwrite: bool, inputs: Sequence[str | Path],
-          make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer], schema: Schema = DEMO_SCHEMA) -> None:
-    """Start or resume the run of `cfg`, which reads the folders `inputs`, in each of the processes.
+def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],
+          schema: Schema = DEMO_SCHEMA) -> None:
+    """Start or resume the run of `cfg` in each of the processes.
 
     Nothing is written or replaced before the input has been checked. Raises `UserError`.
     """
-    with locked_output(cfg, inputs):
+    with locked_output(cfg):
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():

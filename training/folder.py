@@ -1,6 +1,6 @@
 """OUTPUT_DIR during a run."""
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.runtime.device import log_to
 from demo_sdtps.runtime.distributed import all_gather_object, is_main
-from demo_sdtps.runtime.files import LOCK, atomic_write, check_apart, locked
+from demo_sdtps.runtime.files import LOCK, atomic_write, locked
 from demo_sdtps.training.output import CONFIG, LAST, LOG, PREVIOUS, make_output
 from demo_sdtps.training.record import track_run
 from demo_sdtps.training.resume import Resumed
@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked_output(cfg: CfgNode, inputs: Iterable[str | Path]) -> Iterator[None]:
+def locked_output(cfg: CfgNode) -> Iterator[None]:
     """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
 
-    Raises `UserError` where another run does, where the folder cannot be written and where it lies in one of the `inputs`.
+    Raises `UserError` where another run does, and where the folder cannot be written.
     """
     output = Path(cfg.OUTPUT_DIR)
     if not is_main():
         yield
         return
-    check_apart(f"OUTPUT_DIR {output}", output, inputs)
     with locked(output / LOCK, f"OUTPUT_DIR {output}"):
         yield
 
