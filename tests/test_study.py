@@ -94,7 +94,7 @@ def test_a_study_of_two_variants_and_two_seeds(quick):
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
     assert {path.name for path in (folder / "tiny").iterdir()} == {
-        "study.md", "study.json", "results.png", "loss.png", "costs.png"}
+        "study.md", "study.json", "results.png", "costs.png"}
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, comman
     code, _, stderr = command(tool.main, made / "study.json", "--output", tmp_path / "again")
     assert code == 0, stderr
     assert (tmp_path / "again" / "study.md").read_text() == (made / "study.md").read_text()
-    for name in ("results.png", "loss.png", "costs.png"):
+    for name in ("results.png", "costs.png"):
         with Image.open(tmp_path / "again" / name) as image, Image.open(made / name) as before:
             assert image.size == before.size and image.convert("RGB").getcolors(20) is None
 
@@ -113,7 +113,7 @@ def test_tables_and_plots_are_made_again_from_the_result(quick, tmp_path, comman
 def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
-    path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=[7, 8])
+    path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=2)
     words = (path, "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root)
     code, stdout, _ = command(tool.main, *words, "--seeds", "1")
     assert code == 1
@@ -154,7 +154,7 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     study = tool.read_study(path)
     variants = tool.make_variants(study, [], tmp_path)
     assert len({(variant.folder, variant.evaluate) for variant in variants}) == len(variants) > 1
-    assert len(study["seeds"]) >= 3
+    assert study["seeds"] >= 3
 
 
 def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
