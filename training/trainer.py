@@ -21,11 +21,9 @@ from demo_sdtps.modeling.weights import current_names
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.digest import DIGEST
 from demo_sdtps.training.monitor import LossMonitor, Meter
 from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
-from demo_sdtps.training.resume import Resumed
-from demo_sdtps.training.state import random_states, set_random_states
+from demo_sdtps.training.resume import DIGEST, Resumed, random_states, set_random_states
 from demo_sdtps.training.stop import Stopped, StopRequest
 
 Model = TypeVar("Model", bound=nn.Module)
