@@ -13,25 +13,18 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 
-
-def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
-    """Softmax weights of the class token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L) float32.
-
-    Costs the block's keys, about a twelfth of the block.
-    """
-    return _attention(backbone, tokens, tokens.values[:, :1], index).squeeze(2)
-
-
-def attention_weights(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
-    """Softmax weights of every token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L, L) float32."""
-    return _attention(backbone, tokens, tokens.values, index)
+CLASS_TOKEN = slice(1)
 
 
 @torch.no_grad()
-def _attention(backbone: Backbone, tokens: Tokens, queries: torch.Tensor, index: int) -> torch.Tensor:
-    """Softmax weights of `queries`, the class token (B, 1, C) or all tokens (B, L, C), over all tokens."""
+def attention_weights(backbone: Backbone, tokens: Tokens, index: int, queries: slice = slice(None)) -> torch.Tensor:
+    """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in block `index`, whose input is `tokens`
+    → (B, heads, L or 1, L) float32.
+
+    Those of the class token cost the block's keys, about a twelfth of the block.
+    """
     attention: Any = backbone.vit.blocks[index].attn
-    query, key = _projected(backbone, queries, index, is_key=False), keys(backbone, tokens, index)
+    query, key = _projected(backbone, tokens.values[:, queries], index, is_key=False), keys(backbone, tokens, index)
     rope = backbone.block_arguments(tokens)(index).get("rope")
     if rope is not None:
         key = _turned(key, rope, attention)

@@ -19,7 +19,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets.images import as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
-from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
@@ -124,7 +124,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
+        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))

@@ -125,7 +125,7 @@ def test_weights_of_another_configuration_are_told_by_their_tensors(fails, own_r
     (train_seps, ["MODEL.TEXT_TOWER", "none"], "MODEL.TEXT_TOWER none"),
     (train_seps, ["INPUT.SIZE", "[32,64]"], "square"),
     (train_seps, ["INPUT.MAX_LONG_WORDS", "9999"], "INPUT.MAX_LONG_WORDS is 9999"),
-    (seps_tiny.test_seps, FILE, "holds no weights of SEPS"),
+    (seps_tiny.test_seps, FILE, "do not fit the configuration"),
 ], ids=["data", "text tower", "size", "long texts", "weights of train_net.py"])
 def test_a_mistake_with_seps_is_one_sentence(fails, shapes_root, weights, tool, words, said):
     assert said in fails(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))

@@ -13,8 +13,8 @@ from triplets import PLAIN, SCALED, config, cut_short, message_of, normalised
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode_all, decode_triplet, verify
-from demo_sdtps.datasets.loaders import TripletDataset, batches, test_loader, train_loader
-from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.datasets.loaders import ImageDataset, batches, test_loader, train_loader
+from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.modeling import make_model
 from demo_sdtps.reports import figures
 from demo_sdtps.tools import draw_ranks
@@ -72,7 +72,7 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     """No pixel of a neighbour comes in over the edge."""
     cfg = config(root, *NAME, *PLAIN)
     sample = read_splits(cfg, ("query",))["query"][0]
-    images = TripletDataset([sample], [0], test_transform(cfg), cache=False)[0][0]
+    images = ImageDataset([sample.paths], [(0, 0)], Each(test_transform(cfg)), cache=False)[0][0]
     for image, part in zip(images, parts_of(sample.paths[0]), strict=True):
         assert torch.equal(image, test_transform(cfg)(part))
 

@@ -153,7 +153,7 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     study = tool.read_study(path)
     variants = tool.make_variants(study, [], tmp_path)
-    assert len({(variant.folder, variant.evaluate) for variant in variants}) == len(variants) > 1
+    assert len({variant.folder for variant in variants}) == len(variants) > 1
     assert study["seeds"] >= 3
 
 
@@ -166,7 +166,6 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
-    assert folder({"evaluate": {"MODEL.SDTPS_GUIDE_MISSING": False}}).folder == plain.folder
     others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
               folder({"config": str(BASELINE)})]
     assert len({plain.folder, *(other.folder for other in others)}) == 4
@@ -175,7 +174,7 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("content", "said"), [
     ({"variants": {"a": {"sets": {}}}}, "'sets'"),
-    ({"variants": {"a": {"config": str(CONFIG), "evaluate": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA")])
+    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA")])
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"

@@ -19,7 +19,7 @@ from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
 from demo_sdtps.reports.tokens import draw_tokens
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
 

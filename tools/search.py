@@ -25,7 +25,7 @@ from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index,
 from demo_sdtps.retrieval.nearest import COLUMNS, Hits, nearest, reranked, write_csv
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_equal, init_distributed, is_main
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, locked
 
 TOP = 10

@@ -12,8 +12,7 @@ A study is a YAML file (see studies/):
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
-missing modalities), `selection: True` (run tools/selection_quality.py); of a variant: `evaluate: {KEY: VALUE}` (applies to
-these two evaluations only).
+missing modalities), `selection: True` (run tools/selection_quality.py).
 
 A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
 earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
@@ -33,7 +32,6 @@ import os
 import shlex
 import signal
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -65,17 +63,16 @@ TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
 DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "variants": {}}
-VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}}
+VARIANT_DEFAULTS = {"config": "", "set": {}}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the tables: a configuration, its command-line arguments, and those of its further evaluations."""
+    """One row of the tables: a configuration and its command-line arguments."""
 
     name: str
     cfg: CfgNode
     arguments: tuple[str, ...]
-    evaluate: tuple[str, ...]
     folder: Path
 
     def run_folder(self, seed: int) -> Path:
@@ -167,29 +164,21 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
         config = variant["config"] or study["config"]
         if not config:
             raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
-        pairs, evaluate = [*cli_args(study["set"] | variant["set"]), *opts], cli_args(variant["evaluate"])
+        pairs = [*(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair), *opts]
         cfg = load_cfg(config, pairs)
-        load_cfg(config, [*pairs, *evaluate])
         # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
         key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
-        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), tuple(evaluate),
-                                runs / f"{Path(config).stem}-{key[:10]}"))
+        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
     return variants
-
-
-def cli_args(values: dict[str, Any]) -> list[str]:
-    return [str(part) for pair in values.items() for part in pair]
 
 
 def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
     """Train and measure whatever is not finished, `jobs` runs at a time; returns the reason of each failure, by run folder."""
-    sharing: dict[Path, list[tuple[Variant, int]]] = defaultdict(list)  # variants that differ only in `evaluate` share a run
-    for variant, seed in product(variants, seeds):
-        sharing[variant.run_folder(seed)].append((variant, seed))
+    runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
     threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
     started: list[subprocess.Popen] = []
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
-        made = {pool.submit(run_steps, runs, study, threads, started): folder for folder, runs in sharing.items()}
+        made = {pool.submit(run_steps, *run, study, threads, started): folder for folder, run in runs.items()}
         try:
             return {made[one]: one.result() for one in progress(as_completed(made), "runs", len(made), unit="run")
                     if one.result()}
@@ -199,27 +188,25 @@ def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[st
                 process.terminate()
 
 
-def run_steps(runs: list[tuple[Variant, int]], study: dict[str, Any], threads: str, started: list[subprocess.Popen]) -> str:
-    """Take the unfinished steps of variants that share a run, up to one that fails → the reason, or ''."""
-    log = runs[0][0].run_folder(runs[0][1]).with_suffix(".log")
+def run_steps(variant: Variant, seed: int, study: dict[str, Any], threads: str, started: list[subprocess.Popen]) -> str:
+    """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
+    folder, reason = variant.run_folder(seed), ""
+    log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    for variant, seed in runs:
-        for words, output in steps(variant, seed, study):
-            if is_done(output):
-                continue
-            with open(log, "a", encoding="utf-8") as file:
-                process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
-                                           env=os.environ | {"OMP_NUM_THREADS": threads})
-                started.append(process)
-                process.wait()
-            if not is_done(output):
-                last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-                reason = last.removeprefix("error: ") if last.startswith("error: ") else (
-                    f"it was stopped before its end; see {log}")
-                logger.info("%s, seed %d: %s", variant.name, seed, reason)
-                return reason
-        logger.info("%s, seed %d: %s", variant.name, seed, variant.run_folder(seed))
-    return ""
+    for words, output in steps(variant, seed, study):
+        if is_done(output):
+            continue
+        with open(log, "a", encoding="utf-8") as file:
+            process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
+                                       env=os.environ | {"OMP_NUM_THREADS": threads})
+            started.append(process)
+            process.wait()
+        if not is_done(output):
+            last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
+            reason = last.removeprefix("error: ") if last.startswith("error: ") else f"it was stopped before its end; see {log}"
+            break
+    logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
+    return reason
 
 
 def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
@@ -228,12 +215,11 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
-    arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
-    suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
+    arguments += ["TEST.WEIGHT", str(folder / LAST)]
     for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or selects_patches(variant.cfg)):
-            output = folder / f"{name}{suffix}.json"
+            output = folder / f"{name}.json"
             found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
                           output))
     return found
@@ -249,8 +235,7 @@ def is_done(output: Path) -> bool:
 def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
     command = shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *variant.arguments])
-    found: dict[str, Any] = {"command": command, "evaluate": list(variant.evaluate), "records": {}, "made_with": {},
-                             "failed": {}, "missing": {}, "selection": {}}
+    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
         found["records"][name] = read_records(folder)
@@ -259,8 +244,7 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
             found["failed"][name] = failures[folder]
             continue
         for _, output in steps(variant, seed, study)[1:]:
-            measurement = output.stem.partition("-")[0]
-            found[measurement][name] = read_json(output)["cases"] if measurement == "missing" else read_json(output)
+            found[output.stem][name] = read_json(output)["cases"] if output.stem == "missing" else read_json(output)
     return found
 
 

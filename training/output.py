@@ -10,8 +10,8 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.runtime.distributed import is_main
-from demo_sdtps.runtime.extras import check_extra
-from demo_sdtps.runtime.files import read_json, write_json
+from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.files import read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
@@ -65,13 +65,6 @@ def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
             writer.flush()  # before a checkpoint counts the epoch as done
 
         yield write
-
-
-def write_records(records: list[dict], output: Path, boards: list[Board], scalars: Mapping[str, float]) -> None:
-    """Write all records to metrics.json, and scalars of the last epoch to the boards. Raises `UserError`."""
-    write_json(output / METRICS, records)
-    for write in boards:
-        write(scalars, records[-1]["epoch"])
 
 
 def check_tracking(cfg: CfgNode) -> None:

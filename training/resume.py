@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import LOAD_ERRORS, load_torch
 from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
 
 RESUMABLE_KEYS = (
