@@ -48,8 +48,7 @@ def test_a_wrong_value_is_reported(name):
 
 @pytest.mark.parametrize(("words", "said"), [
     ("MODEL.HDM True", "Unknown key 'MODEL.HDM'"), ("SOLVER.IMS_PER_BATCH 1", "2 or greater"),
-    ("SOLVER.STEPS (5,3)", "strictly increasing"),
-    ("MODEL.DUAL_AGGR False MODEL.PAPER_VERSION False", "paper version")])
+    ("SOLVER.STEPS (5,3)", "strictly increasing")])
 def test_a_mistake_in_a_configuration_of_seps_is_reported(words, said):
     message = error(None, words.split(), SEPS_SCHEMA)
     assert words.partition(" ")[0] in message and said in message
