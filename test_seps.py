@@ -12,7 +12,7 @@ from demo_sdtps.evaluation.command import weight_flag
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed, is_main
 from demo_sdtps.runtime.files import write_json
-from demo_sdtps.seps.evaluation import EXAMPLE, data_folders, evaluate_retrieval, load_seps_and_data, retrieval_caption
+from demo_sdtps.seps.evaluation import EXAMPLE, evaluate_retrieval, load_seps_and_data, retrieval_caption
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
                            "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
                            "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
-                           SEPS_SCHEMA, weight_flag(EXAMPLE, data_folders))
+                           SEPS_SCHEMA, weight_flag(EXAMPLE))
     add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     with init_distributed():
         arguments, own = parse(parser)

@@ -7,7 +7,6 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import parse, run
-from demo_sdtps.datasets import data_folders
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_launch, init_distributed
 from demo_sdtps.training.command import train, training_parser
@@ -22,7 +21,7 @@ def main() -> None:
         cfg = broadcast_from_main(lambda: own)
         check_launch(cfg)
         missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-        train(cfg, arguments.overwrite, data_folders(cfg), make_reid_trainer)
+        train(cfg, arguments.overwrite, make_reid_trainer)
 
 
 if __name__ == "__main__":

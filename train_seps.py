@@ -8,7 +8,6 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from demo_sdtps.config.cli import parse, run
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_divisible, init_distributed
-from demo_sdtps.seps.evaluation import data_folders
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.training import make_seps_trainer
 from demo_sdtps.training.command import train, training_parser
@@ -21,7 +20,7 @@ def main() -> None:
         arguments, own = parse(parser)
         cfg = broadcast_from_main(lambda: own)
         check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
-        train(cfg, arguments.overwrite, data_folders(cfg), make_seps_trainer, SEPS_SCHEMA)
+        train(cfg, arguments.overwrite, make_seps_trainer, SEPS_SCHEMA)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def main() -> None:
 def about(device: torch.device, quick: bool) -> dict:
     """What a record of measurements on `device` begins with: command, commit, versions and machine."""
     return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
-            "machine": {**machine(device), "cores": cpu_cores(), "bfloat16": choose_precision("auto", device) is not None}}
+            "machine": {**machine(device), "cores": cpu_cores(),
+                        "bfloat16": choose_precision("auto", device) is torch.bfloat16}}
 
 
 def headline(record: dict) -> str:

@@ -20,7 +20,10 @@ def check_cfg(cfg: CfgNode) -> None:
     if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
-    _check_slimming(cfg)
+    check_stages(cfg.MODEL)
+    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
+        raise UserError(f"MODEL.SLIM_SCORE is {cfg.MODEL.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
+                        "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
     _check_batch(cfg)
     if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
         raise UserError(f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
@@ -32,15 +35,6 @@ def check_cfg(cfg: CfgNode) -> None:
                         f"own; set it to 0{others}.")
     backbone_class(name)
     check_device(cfg)
-
-
-def _check_slimming(cfg: CfgNode) -> None:
-    """Raise `UserError` for slimming settings that do not fit each other; those that do not fit the backbone it refuses."""
-    model = cfg.MODEL
-    check_stages(model)
-    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
-        raise UserError(f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
-                        "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
 
 
 def check_stages(model: CfgNode) -> None:

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,19 +65,19 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
                         help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)")
 
 
-def check_outputs(arguments: argparse.Namespace, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise `UserError` where a file of `add_output` cannot be written, exists without --overwrite, or is or lies in one of
-    the `inputs`, files and folders that the command reads. To be called before any work; `parse` does."""
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
+    work; `parse` does."""
     for name, suffix in arguments.outputs.items():
         if path := getattr(arguments, name):
-            check_output_file(path, suffix, arguments.overwrite, inputs)
+            check_output_file(path, suffix, arguments.overwrite)
 
 
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
-    `gives` describes its value, `key` is the equivalent configuration key, `stored` reads the configuration from the
-    checkpoint, and `inputs` are the files and folders that the command reads: no output may be one of them or lie in one.
+    `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
+    checkpoint.
     """
 
     name: str
@@ -85,7 +85,6 @@ class CheckpointFlag(NamedTuple):
     gives: str
     key: str
     stored: Callable[[Path], StoredText]
-    inputs: Callable[[CfgNode], list[str | Path]] = lambda cfg: []
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
@@ -93,7 +92,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
-    parser.set_defaults(schema=schema, checkpoint=checkpoint, inputs=checkpoint.inputs if checkpoint else lambda cfg: [])
+    parser.set_defaults(schema=schema, checkpoint=checkpoint)
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
@@ -124,7 +123,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
         config = checkpoint.stored(Path(path))
     cfg = load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
     if "outputs" in arguments:
-        check_outputs(arguments, [arguments.config_file, *arguments.inputs(cfg)])
+        check_outputs(arguments)
     return arguments, cfg
 
 

@@ -20,8 +20,7 @@ NAMES = (
 
 READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
 
-__all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "data_folders", "identity_labels", "read_splits",
-           "reader_of"]
+__all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
 
 
 def reader_of(cfg: CfgNode) -> Reader:
@@ -31,11 +30,6 @@ def reader_of(cfg: CfgNode) -> Reader:
         raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, READERS))}"
                         f"{nearest(name, READERS)}.")
     return READERS[name]
-
-
-def data_folders(cfg: CfgNode) -> list[str | Path]:
-    """Folder of the data set, in which nothing is written but masks. Raises `UserError` for an unknown name."""
-    return [reader_of(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))]
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:

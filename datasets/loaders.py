@@ -16,17 +16,19 @@ from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import (
+    Each,
     JointTrainTransform,
     MaskedTestTransform,
     TrainTransform,
-    Transform,
-    TripletTransform,
     test_transform,
 )
 from demo_sdtps.runtime.threads import cpu_cores
 
 CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
+
+Transform = Callable[..., list[torch.Tensor]]
+"""All images of a sample, and optionally a random generator → their inputs of the network."""
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 
@@ -37,7 +39,7 @@ class ImageDataset(Dataset):
     A key is an index, or (index, seed) where the transform draws from a generator with that seed.
     """
 
-    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform | TripletTransform, cache: bool,
+    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,
                  decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None):
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
@@ -55,18 +57,7 @@ class ImageDataset(Dataset):
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         draw = () if seed is None else (random.Random(seed),)
-        if isinstance(self.transform, TripletTransform):
-            return self.transform(images, *draw), *self.targets[index]
-        return [self.transform(image, *draw) for image in images], *self.targets[index]
-
-
-class TripletDataset(ImageDataset):
-    """Samples as (images of RGB, NI and TI, and the mask where `masks` gives the files of the masks, label, camera)."""
-
-    def __init__(self, samples: Sequence[Sample], labels: Sequence[int], transform: Transform | TripletTransform, cache: bool,
-                 masks: Sequence[str] = ()):
-        targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-        super().__init__(triplet_files(samples, masks), targets, transform, cache, triplet_decoder(masks))
+        return self.transform(images, *draw), *self.targets[index]
 
 
 def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths]:
@@ -74,10 +65,6 @@ def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths
     if not masks:
         return [sample.paths for sample in samples]
     return [(*sample.paths, mask) for sample, mask in zip(samples, masks, strict=True)]
-
-
-def triplet_decoder(masks: Sequence[str]) -> Callable[[Paths], Images]:
-    return decode_masked_triplet if masks else decode_triplet
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -89,16 +76,18 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
-def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool) -> TripletDataset:
-    """With masks where the configuration reads them. Raises `UserError` where one is missing."""
+def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool) -> ImageDataset:
+    """Samples as (images of RGB, NI and TI, and the mask where the configuration reads masks; label; camera). Raises
+    `UserError` where a mask is missing."""
     masks = existing_masks(cfg, samples) if reads_masks(cfg, training) else []
-    transform: Transform | TripletTransform
+    transform: Transform
     if training:
-        transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else TrainTransform(cfg)
+        transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
     else:
-        transform = MaskedTestTransform(cfg) if masks else test_transform(cfg)
-    cache = use_cache(cfg, triplet_files(samples, masks), triplet_decoder(masks))
-    return TripletDataset(samples, labels, transform, cache, masks)
+        transform = MaskedTestTransform(cfg) if masks else Each(test_transform(cfg))
+    paths, decode = triplet_files(samples, masks), decode_masked_triplet if masks else decode_triplet
+    targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
+    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, decode), decode)
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
@@ -197,11 +186,6 @@ def _keep_loading(worker: int) -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if getattr(signal, name, None) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:  # as under nohup
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
-
-
-def dataset_of(loader: DataLoader) -> Any:
-    """The data set of a training loader, which has `len` and the `files` of a sample; DataLoader's type hides both."""
-    return loader.dataset
 
 
 def sampler_of(loader: DataLoader) -> EpochBatchSampler:

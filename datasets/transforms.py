@@ -4,8 +4,8 @@ Each modality is augmented independently, or with one flip and crop per triplet 
 """
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
@@ -67,19 +67,21 @@ class TrainTransform:
         return erase(image, draw) if draw.random() < self.erasing else image
 
 
-class TripletTransform(ABC):
-    """Transform of all images of a triplet at once: RGB, NI and TI, each uint8 (3, h, w), and the mask (1, h, w) if any.
+@dataclass(frozen=True)
+class Each:
+    """The same transform of each image of a sample, which draws for itself."""
 
-    A mask becomes float32 (1, H, W) in [0, 1], neither normalised nor erased.
+    transform: Transform
+
+    def __call__(self, images: Sequence[torch.Tensor], *draw: Generator) -> list[torch.Tensor]:
+        return [self.transform(image, *draw) for image in images]
+
+
+class JointTrainTransform:
+    """`TrainTransform` with one flip and crop per triplet and its mask, padded with 0; erasing is drawn for each modality.
+
+    The mask (1, h, w), the fourth image, becomes float32 (1, H, W) in [0, 1].
     """
-
-    @abstractmethod
-    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
-        """Inputs of the network in the order of the images."""
-
-
-class JointTrainTransform(TripletTransform):
-    """`TrainTransform` with one flip and crop per triplet and its mask, padded with 0; erasing is drawn for each modality."""
 
     def __init__(self, cfg: CfgNode):
         self.image = TrainTransform(cfg)
@@ -122,7 +124,7 @@ def test_transform(cfg: CfgNode) -> Transform:
     return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
 
 
-class MaskedTestTransform(TripletTransform):
+class MaskedTestTransform:
     """`test_transform` of the images, and the resized mask."""
 
     def __init__(self, cfg: CfgNode):

@@ -19,5 +19,7 @@ def import_moved(package: str) -> None:
     """Make the former modules of `package`, such as demo_sdtps.engine, importable under their old names, with a warning."""
     for old, new in MOVED.items():
         if f"demo_sdtps.{old}".startswith(f"{package}."):
-            sys.modules[f"demo_sdtps.{old}"] = import_module(f"demo_sdtps.{new}")
+            module = sys.modules[f"demo_sdtps.{old}"] = import_module(f"demo_sdtps.{new}")
+            parent, _, name = f"demo_sdtps.{old}".rpartition(".")
+            setattr(sys.modules[parent], name, module)
     warnings.warn(f"{package} has moved (CHANGELOG.md), and its old name leaves with the next release.", FutureWarning, 3)

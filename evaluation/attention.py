@@ -67,7 +67,7 @@ def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     for index, tokens in enumerate(seen):
         product = _carried(product, seen[max(0, index - 1)], tokens, backbone)
         product = (attention_weights(backbone, tokens, index).mean(dim=1) @ product + product) / 2
-    positions = _positions(first, backbone)
+    positions = first.grid_positions(backbone.num_patches)
     return _on_grid(product[:, 0, prefix:prefix + positions.shape[1]], positions, seen[-1], context, backbone)
 
 
@@ -83,7 +83,7 @@ def grad_cam(model: DeMo, images: ByModality, cameras: torch.Tensor, target: Cal
     context, seen = _encode(model, images, cameras, missing)
     values = seen[-1].values
     gradient = torch.autograd.grad(target(context).sum(), values)[0]
-    positions, prefix = _positions(seen[-1], backbone), backbone.vit.num_prefix_tokens
+    positions, prefix = seen[-1].grid_positions(backbone.num_patches), backbone.vit.num_prefix_tokens
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
     found = (values[:, patches] * weights).sum(dim=-1).relu()
@@ -121,18 +121,11 @@ def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     return context, seen
 
 
-def _positions(tokens: Tokens, backbone: Backbone) -> torch.Tensor:
-    """(B, n) int64: index on the grid of each patch."""
-    if tokens.positions is not None:
-        return tokens.positions
-    return torch.arange(backbone.num_patches, device=tokens.values.device).expand(tokens.values.shape[0], -1)
-
-
 def _carried(product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone) -> torch.Tensor:
     """The rows of `product` (B, L, L_0), which belong to the tokens `before`, for those `after` a stage of slimming."""
     if after.positions is before.positions:
         return product
-    prefix, old = backbone.vit.num_prefix_tokens, _positions(before, backbone)
+    prefix, old = backbone.vit.num_prefix_tokens, before.grid_positions(backbone.num_patches)
     assert after.positions is not None
     rows = torch.searchsorted(old.contiguous(), after.positions) + prefix  # positions ascend
     kept = product.gather(1, rows.unsqueeze(-1).expand(-1, -1, product.shape[2]))
@@ -142,6 +135,6 @@ def _carried(product: torch.Tensor, before: Tokens, after: Tokens, backbone: Bac
 
 def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context, backbone: Backbone) -> Maps:
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
-    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, _positions(last, backbone), 1.0)
+    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, last.grid_positions(backbone.num_patches), 1.0)
     whole = torch.zeros_like(kept).scatter(1, positions, values) * kept
     return Maps(*(split_rows(part.unflatten(1, context.grid).cpu(), MODALITIES) for part in (whole, kept > 0)))

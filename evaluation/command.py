@@ -1,23 +1,21 @@
 """A trained model and its data, for every command after training."""
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import CheckpointFlag
-from demo_sdtps.datasets import Sample, data_folders, read_splits, reader_of
+from demo_sdtps.datasets import Sample, read_splits, reader_of
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
 
 
-def weight_flag(example: str = EXAMPLE, data: Callable[[CfgNode], list[str | Path]] = data_folders) -> CheckpointFlag:
-    """The flag --weight; `example` is the checkpoint that errors suggest, `data` gives the folders that the command reads."""
-    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", lambda path: stored_config(path, example),
-                          lambda cfg: [cfg.TEST.WEIGHT, *data(cfg)])
+def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
+    """The flag --weight; `example` is the checkpoint that errors suggest."""
+    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", lambda path: stored_config(path, example))
 
 
 def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:

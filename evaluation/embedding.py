@@ -4,7 +4,7 @@ import warnings
 import numpy as np
 
 from demo_sdtps.config import UserError
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 
 METHODS = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 PERPLEXITY, NEIGHBOURS = 30, 15  # of t-SNE and UMAP, lowered for fewer points

@@ -46,7 +46,7 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
             for whole, part in zip(features, parts, strict=True):
                 whole[start:stop] = part
             start = stop
-    if total is not None:  # case by case, freeing each share: seven cases of a large data set take gigabytes
+    if total is not None:  # case by case, freeing each shard: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)
     return [model.split_patterns(whole) for whole in features]

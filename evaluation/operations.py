@@ -13,7 +13,6 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.scores.base import Context
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
@@ -61,16 +60,9 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
 
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
-    backbone = model.backbone
-    count = model.slimming.counts[-1] if model.slimming else backbone.num_patches
-    if not model.sdtps:
-        return 1 + count
-    patches, features = ({modality: torch.zeros(1, *shape) for modality in MODALITIES}
-                         for shape in ((count, backbone.width), (backbone.width,)))
-    positions = {modality: torch.arange(count).expand(1, -1) for modality in MODALITIES}
-    with torch.no_grad():
-        selections = model.sdtps(Context(patches, features, backbone.grid_size, features, positions=positions))
-    return 1 + selections[MODALITIES[0]].tokens.shape[1]
+    if model.sdtps:
+        return 1 + model.sdtps.part(MODALITIES[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
+    return 1 + (model.slimming.counts[-1] if model.slimming else model.backbone.num_patches)
 
 
 def plain_hdm_macs(width: int, tokens: int) -> int:

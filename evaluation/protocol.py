@@ -28,7 +28,7 @@ class TestData:
     samples: list[Sample]
     query: torch.Tensor
     gallery: torch.Tensor
-    loader: DataLoader  # loads this process's share of the samples
+    loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.inference import check_features, check_finite
-from demo_sdtps.modeling.scores.base import ByModality, Context, Selection
+from demo_sdtps.modeling.scores.base import ByModality, Context
 from demo_sdtps.runtime.progress import progress
 
 SHARES = ("base_rate", "kept", "recall")
@@ -116,7 +116,8 @@ def check_context(context: Context) -> None:
 
 
 def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
-    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality.
+    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
+    parts of a score that are named after missing modalities.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
@@ -131,9 +132,13 @@ def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
                              {"score": stage.score[modality]})
             for modality in present}
     if model.sdtps:
-        selections = model.sdtps(context)
-        found[SDTPS] = {modality: Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
-                           for modality, scores in detectors(model, context, selections).items()}
+        selections, found[SDTPS] = model.sdtps(context), {}
+        for modality in present:
+            parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
+            scores = {"score": selections[modality].score} | {name: part for name, part in parts.items()
+                                                              if name not in context.missing}
+            check_finite("The scores of the patches", scores.values())
+            found[SDTPS][modality] = Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
     return found
 
 
@@ -153,23 +158,6 @@ def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, cas
         if (whose, when) == (name, case) and not values[images].isnan().all():
             rows[modality][measure] = values[images].nanmean().item()
     return rows
-
-
-def detectors(model: DeMo, context: Context, selections: dict[str, Selection]) -> dict[str, ByModality]:
-    """The score (B, N) and its parts by name, of every present modality; without parts named after missing modalities.
-
-    Raises `UserError` for scores that are not finite.
-    """
-    assert model.sdtps is not None
-    found = {}
-    for modality, selection in selections.items():
-        if modality in context.missing:
-            continue
-        parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
-        found[modality] = {"score": selection.score} | {name: part for name, part in parts.items()
-                                                        if name not in context.missing}
-        check_finite("The scores of the patches", found[modality].values())
-    return found
 
 
 def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.datasets import reader_of
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
-from demo_sdtps.modeling.weights import from_demo, is_demo, tensors_of
+from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, load_torch, tensors_of
 from demo_sdtps.runtime.files import atomic_write
 
 MAX_NAMED = 3

@@ -13,29 +13,22 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 
-
-def class_attention(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
-    """Softmax weights of the class token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L) float32.
-
-    Costs the block's keys, about a twelfth of the block.
-    """
-    return _attention(backbone, tokens, tokens.values[:, :1], index).squeeze(2)
-
-
-def attention_weights(backbone: Backbone, tokens: Tokens, index: int) -> torch.Tensor:
-    """Softmax weights of every token over all L tokens in block `index`, whose input is `tokens` → (B, heads, L, L) float32."""
-    return _attention(backbone, tokens, tokens.values, index)
+CLASS_TOKEN = slice(1)
 
 
 @torch.no_grad()
-def _attention(backbone: Backbone, tokens: Tokens, queries: torch.Tensor, index: int) -> torch.Tensor:
-    """Softmax weights of `queries`, the class token (B, 1, C) or all tokens (B, L, C), over all tokens."""
+def attention_weights(backbone: Backbone, tokens: Tokens, index: int, queries: slice = slice(None)) -> torch.Tensor:
+    """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in block `index`, whose input is `tokens`
+    → (B, heads, L or 1, L) float32.
+
+    Those of the class token cost the block's keys, about a twelfth of the block.
+    """
     attention: Any = backbone.vit.blocks[index].attn
-    query, key = _projected(backbone, queries, index, is_key=False), keys(backbone, tokens, index)
+    query, key = _projected(backbone, tokens.values[:, queries], index, is_key=False), keys(backbone, tokens, index)
     rope = backbone.block_arguments(tokens)(index).get("rope")
     if rope is not None:
-        key = _turned(key, rope, attention)
-        query = query if query.shape[2] == 1 else _turned(query, rope, attention)  # the class token is not turned
+        key = _rotate(key, rope, attention)
+        query = query if query.shape[2] == 1 else _rotate(query, rope, attention)  # the class token has no rotary position
     with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * attention.scale) @ key.float().transpose(-2, -1)
         if tokens.sizes is not None:
@@ -43,7 +36,7 @@ def _attention(backbone: Backbone, tokens: Tokens, queries: torch.Tensor, index:
         return logits.softmax(dim=-1)
 
 
-def _turned(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
+def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
     """Queries or keys (B, heads, L, D) with the rotary embedding of the patches."""
     prefix = attention.num_prefix_tokens
     turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))

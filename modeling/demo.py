@@ -15,7 +15,7 @@ from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
 from demo_sdtps.modeling.scores.guided import SDTPS
-from demo_sdtps.modeling.slimming import make_slimming, patch_shares
+from demo_sdtps.modeling.slimming import Slimming, patch_shares
 
 
 class PIFE(nn.Module):
@@ -46,7 +46,7 @@ class DeMo(nn.Module):
         self.num_class, self.camera_num = num_class, camera_num
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
-        self.slimming = make_slimming(cfg, self.backbone)
+        self.slimming = Slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
         self.hdm = HDM(width) if cfg.MODEL.HDM else None

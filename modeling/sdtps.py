@@ -224,8 +224,7 @@ class MultiModalSDTPS(nn.Module):
     softmax; `dim_ratio` is the hidden width of the aggregation's MLP over C. With `gumbel_select` the noise of `use_gumbel`
     also perturbs which patches are kept in training.
 
-    Raises `ValueError` for a ratio outside (0, 1], a temperature not above 0, `gumbel_select` without `use_gumbel`, or where
-    no aggregated token would remain.
+    Raises `ValueError` for a ratio outside (0, 1], or where no aggregated token would remain.
     """
 
     def __init__(self, embed_dim: int = 512, num_patches: int = 128, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
@@ -233,10 +232,6 @@ class MultiModalSDTPS(nn.Module):
                  gumbel_select: bool = False):
         super().__init__()
         out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
-        if gumbel_tau <= 0:
-            raise ValueError(f"gumbel_tau is {gumbel_tau}, but it must be above 0.")
-        if gumbel_select and not use_gumbel:
-            raise ValueError("gumbel_select needs the noise of use_gumbel, which is off.")
         self.num_patches = num_patches
         self.keep = kept_tokens(num_patches, sparse_ratio)
         for name in STATE_NAMES:

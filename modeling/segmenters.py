@@ -31,7 +31,8 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
     if ":" in name:
         if weight:
             raise UserError(f"--model {name} is a function of yours, which takes no --weight; leave it out.")
-        return _checked(_function(name), name)
+        function = _function(name)
+        return lambda image: torch.as_tensor(function(image)).float().cpu().clamp(0, 1)
     if name not in NETWORKS:
         raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function.")
     make, apply = NETWORKS[name]
@@ -106,7 +107,7 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
 
 
 def _function(name: str) -> Segmenter:
-    """The function that module:function names; modules are also looked for in the current folder."""
+    """The function that module:function names; modules in the current folder are found too."""
     module_name, function_name = name.split(":", 1)
     sys.path.append(str(Path.cwd()))
     try:
@@ -115,15 +116,3 @@ def _function(name: str) -> Segmenter:
         raise UserError(f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
                         "folder or installed.") from None
     return function
-
-
-def _checked(function: Segmenter, name: str) -> Segmenter:
-    """`function`, whose masks must be finite, (H, W), in [0, 1]. Raises `UserError` where one is not."""
-    def segment(image: torch.Tensor) -> torch.Tensor:
-        mask = torch.as_tensor(function(image)).float().cpu()
-        if mask.shape != image.shape[1:] or not ((mask >= 0) & (mask <= 1)).all():
-            raise UserError(f"--model {name} returned {tuple(mask.shape)} with values from {mask.min():g} to {mask.max():g} "
-                            f"for an image {tuple(image.shape)}; it must return a mask {tuple(image.shape[1:])} in [0, 1].")
-        return mask
-
-    return segment

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.backbones.base import Backbone, Tokens
-from demo_sdtps.modeling.class_attention import check_class_attention, class_attention, keys
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights, check_class_attention, keys
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import ByModality, Context, Score, Stage, remaining_patches, split_rows
 from demo_sdtps.modeling.sdtps import select, take
@@ -45,7 +45,7 @@ class Slimming(nn.Module):
         if not all(0 <= block < depth for block in self.blocks):
             raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so "
                             f"patches can be dropped after blocks 0 (the input) to {depth - 1}; choose among these.")
-        self.counts = remaining_patches(backbone.num_patches, model.SLIM_KEEP)
+        self.patches, self.counts = backbone.num_patches, remaining_patches(backbone.num_patches, model.SLIM_KEEP)
         self.depth, self.grid, self.shared, self.merge = depth, backbone.grid_size, model.SLIM_SHARED, model.SLIM_MERGE
         self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)
                                     for _ in self.blocks)
@@ -83,10 +83,10 @@ class Slimming(nn.Module):
             own = self.stage_scores[number](context)
             loss = self.stage_scores[number].loss(own, context)
             losses += [] if loss is None else [loss]
-            scores = self._summed(own, missing) if self.shared else own
+            scores = self._sum(own, missing) if self.shared else own
             score = torch.cat(list(scores.values()))
             slimmed = self._drop(number, backbone.vit.num_prefix_tokens, tokens, score, context)
-            stages.append(Stage(context.positions, scores, split_rows(_positions(slimmed, self.grid), names)))
+            stages.append(Stage(context.positions, scores, split_rows(slimmed.grid_positions(self.patches), names)))
             tokens = backbone.run_blocks(slimmed, self.blocks[number], stop)
         prefix = backbone.vit.num_prefix_tokens
         values = backbone.finish(tokens.values[:, :prefix + self.counts[-1]])
@@ -96,11 +96,11 @@ class Slimming(nn.Module):
 
     def _context(self, backbone: Backbone, tokens: Tokens, names: Sequence[str], number: int, missing: frozenset[str],
                  images: ByModality, foreground: torch.Tensor | None) -> Context:
-        prefix, positions = backbone.vit.num_prefix_tokens, _positions(tokens, self.grid)
+        prefix, positions = backbone.vit.num_prefix_tokens, tokens.grid_positions(self.patches)
         patches = slice(prefix, prefix + positions.shape[1])
         attention = {}
         if self.stage_scores[number].needs_attention:
-            seen = class_attention(backbone, tokens, self.blocks[number])
+            seen = attention_weights(backbone, tokens, self.blocks[number], CLASS_TOKEN).squeeze(2)
             attention = split_rows(seen[..., patches], names)
         metric = {}
         if self.stage_scores[number].needs_keys:
@@ -112,14 +112,14 @@ class Slimming(nn.Module):
                        patch_size=size, patch_stride=stride)
 
     @staticmethod
-    def _summed(scores: ByModality, missing: frozenset[str]) -> ByModality:
+    def _sum(scores: ByModality, missing: frozenset[str]) -> ByModality:
         """The sum over the modalities that are there, for each."""
         total = torch.stack([score for modality, score in scores.items() if modality not in missing]).sum(dim=0)
         return dict.fromkeys(scores, total)
 
     def _drop(self, number: int, prefix: int, tokens: Tokens, score: torch.Tensor, context: Context) -> Tokens:
         """Keep the best patches, and merge the others as the score says (`Score.merge`)."""
-        keep, scorer, positions = self.counts[number], self.stage_scores[number], _positions(tokens, self.grid)
+        keep, scorer, positions = self.counts[number], self.stage_scores[number], tokens.grid_positions(self.patches)
         if keep == positions.shape[1]:
             return tokens
         kept, decision = select(score, keep)
@@ -132,21 +132,9 @@ class Slimming(nn.Module):
         return scorer.merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
 
 
-def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming | None:
-    """The slimming of a configuration, None for empty MODEL.SLIM_BLOCKS. Raises `UserError` for settings that do not fit."""
-    return Slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
-
-
 def patch_shares(mask: torch.Tensor, backbone: Backbone) -> torch.Tensor:
     """Foreground masks (B, 1, H, W) in [0, 1] → share of each patch in the foreground, (B, N)."""
     return F.avg_pool2d(mask, *backbone.patch_windows).flatten(1)
-
-
-def _positions(tokens: Tokens, grid: tuple[int, int]) -> torch.Tensor:
-    """(B, n) int64: index on the grid of each patch."""
-    if tokens.positions is not None:
-        return tokens.positions
-    return torch.arange(grid[0] * grid[1], device=tokens.values.device).repeat(tokens.values.shape[0], 1)
 
 
 def _joined(parts: Sequence[Slimmed]) -> Slimmed:

@@ -19,7 +19,6 @@ from demo_sdtps.evaluation.tables import (
     PATTERN_NAMES,
     Record,
     distance_name,
-    evaluated,
     missing_rows,
     options,
     reid_caption,
@@ -59,7 +58,7 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
-        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "curves": curves(records),
+        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "records": records,
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, found, {index: place for place, index in enumerate(wanted)})}
@@ -119,15 +118,6 @@ def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str,
             "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
             "scatter": {"samples": [place[point] for point in found.points],
                         "places": {name: places.tolist() for name, places in found.embeddings.items()}}}
-
-
-def curves(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run's records as lists over its epochs."""
-    trained, tested = [record for record in records if "loss" in record], evaluated(records)
-    return {"epochs": [record["epoch"] for record in trained], "loss": [record["loss"] for record in trained],
-            "accuracy": [record["accuracy"] for record in trained], "tested": [record["epoch"] for record in tested],
-            "measures": {measure: [[record["patterns"][str(pattern)][measure] for record in tested]
-                                   for pattern in PATTERN_NAMES] for measure in ("mAP", "Rank-1")}}
 
 
 def stacked(cfg: CfgNode) -> bool:

@@ -4,17 +4,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-import numpy as np
 from scipy import stats
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from demo_sdtps.runtime.files import atomic_write, read_json
-
-matplotlib.use("Agg")  # no screen is needed
-import matplotlib.pyplot as plt
+from demo_sdtps.reports.figures import np, plt, save
+from demo_sdtps.runtime.files import read_json
 
 COMPLETE = next(iter(CASES))
 CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
@@ -92,7 +88,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
                   + _missing_table(result, pattern) for pattern in result["patterns"]]
     for what, table, legend, rows_of in (
-            ("Share of the kept patches that lie on the person, percent", _selection_table, SELECTION_LEGEND, _selector_rows),
+            ("Share of the kept patches that lie on the person, percent", _selection_table, SELECTION_LEGEND, _sdtps_rows),
             ("Patches kept by slimming, complete triplets, percent", _slimming_table, SLIMMING_LEGEND, _first_stage)):
         found = [one for variant in variants for one in variant["selection"].values() if rows_of(one)]
         if found:
@@ -130,8 +126,8 @@ def _missing_table(result: dict[str, Any], pattern: int) -> str:
     return _table(["variant", *headers, "Δ of the mean", "Student's 95 %"], rows)
 
 
-def _selector_rows(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The selector's measures of complete triplets by modality; empty without one."""
+def _sdtps_rows(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The measures of SDTPS on complete triplets by modality; empty without one."""
     return measured["cases"].get(COMPLETE, {})
 
 
@@ -165,7 +161,7 @@ def _mean(by_modality: dict[str, dict[str, float]], measure: str) -> float:
 def _selection_table(result: dict[str, Any]) -> str:
     rows = []
     for variant in result["variants"]:
-        measured = [found for found in variant["selection"].values() if _selector_rows(found)]
+        measured = [found for found in variant["selection"].values() if _sdtps_rows(found)]
         for modality in MODALITIES if measured else ():
             row = [variant["name"], modality]
             for name, missing in (("kept", 0), ("kept", 1), ("kept", 2), *((n, 0) for n in ("score", "MLP", *MODALITIES))):
@@ -191,23 +187,15 @@ def _cost_table(result: dict[str, Any]) -> str:
 
 
 def _provenance(result: dict[str, Any]) -> str:
-    runs = _run_records(result)
+    runs = [made for variant in result["variants"] for made in variant["made_with"].values()
+            if {"machine", "versions", "commit", "changed"} <= made.keys()]
+    commits = sorted({(run["commit"] or "unknown")[:10] + (" with changes" if run["changed"] else "") for run in runs})
     machines = sorted({"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs})
     versions = {name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
                 for name in (runs[0]["versions"] if runs else ())}
-    parts = {"commit": " and ".join(commits_of(result)), "machine": " and ".join(machines),
+    parts = {"commit": " and ".join(commits), "machine": " and ".join(machines),
              "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number)}
     return "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
-
-
-def commits_of(result: dict[str, Any]) -> list[str]:
-    return sorted({(run["commit"] or "unknown")[:10] + (" with changes" if run["changed"] else "")
-                   for run in _run_records(result)})
-
-
-def _run_records(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [made for variant in result["variants"] for made in variant["made_with"].values()
-            if {"machine", "versions", "commit", "changed"} <= made.keys()]
 
 
 def _spread(values: Iterable[float], digits: int = 1) -> str:
@@ -250,26 +238,6 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
     _save(figure, result, path)
 
 
-def draw_losses(result: dict[str, Any], path: Path) -> None:
-    """Training loss by epoch: a thin line per run, failed ones included, and a thick line for the mean of a variant."""
-    figure, axis = plt.subplots(figsize=(7, 4.2))
-    for index, variant in enumerate(result["variants"]):
-        curves = {seed: {record["epoch"]: record["loss"] for record in records if "loss" in record}
-                  for seed, records in variant["records"].items()}
-        for seed, curve in curves.items():
-            axis.plot(list(curve), list(curve.values()), color=f"C{index}", alpha=0.35, linewidth=1)
-            if curve and seed in variant["failed"]:
-                axis.plot(*list(curve.items())[-1], marker="x", markersize=10, color=f"C{index}")
-        # Only epochs that all runs reach: the mean of the remaining runs would fall when one diverges and ends.
-        epochs = sorted(set.intersection(*map(set, curves.values())))
-        axis.plot(epochs, [np.mean([curve[epoch] for curve in curves.values()]) for epoch in epochs], color=f"C{index}",
-                  linewidth=2, marker=".", label=variant["name"])
-    has_failures = any(variant["failed"] for variant in result["variants"])
-    axis.set(xlabel="epoch", ylabel="training loss" + (" (× where a run failed)" if has_failures else ""))
-    axis.legend(fontsize=8)
-    _save(figure, result, path)
-
-
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant that has both."""
     pattern = result["patterns"][-1]
@@ -294,6 +262,4 @@ def _save(figure: plt.Figure, result: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
     figure.tight_layout()
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

@@ -19,7 +19,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets.images import as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
-from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
@@ -124,7 +124,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], test_transform(self.cfg), cache=False,
+        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
                                decode=_decode)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
@@ -150,8 +150,8 @@ def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
         raise UserError("There is no image: rgb, ni and ti are None or empty; give at least one of them.")
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{number} of {name}" for name, number in counts.items())
-        raise UserError(f"The numbers of images differ: {told}; give as many of each modality, None for a missing image.")
+        listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
+        raise UserError(f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image.")
     triplets = list(zip(*(lists.get(name, [None] * count) for name in given), strict=True))
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):

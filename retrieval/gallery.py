@@ -81,8 +81,8 @@ class Index:
 
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
-    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a share of them. Raises
-    `UserError` with all images of the share that cannot be read."""
+    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
+    `UserError` with all images of the shard that cannot be read."""
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         own = shard_for_rank(triplets)
         try:

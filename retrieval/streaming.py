@@ -26,7 +26,7 @@ def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[
     """`evaluate_ranking` of queries (Q, D) in memory and a gallery (G, D) in blocks, by the same rules.
 
     `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
-    (camera or scene) are excluded. As there, equal features may differ in the last bit of their distances. The gallery is read
+    (camera or scene) are excluded. Equal features may differ in the last bit of their distances. The gallery is read
     once, and its samples of the queries' identities once before. Memory is that of the queries, of a block, and of some 60
     bytes for each pair of a query and a gallery sample of its identity. Raises `ValueError` and `UserError` as
     `evaluate_ranking`.

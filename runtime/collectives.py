@@ -16,17 +16,17 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        return _summed(gradient).chunk(dist.get_world_size())[dist.get_rank()]
+        return _all_reduce(gradient).chunk(dist.get_world_size())[dist.get_rank()]
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, own: torch.Tensor) -> torch.Tensor:
-        return _summed(own)
+        return _all_reduce(own)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        return _summed(gradient)
+        return _all_reduce(gradient)
 
 
 def gather(own: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def sum_of_all(own: torch.Tensor) -> torch.Tensor:
     return _Sum.apply(own)
 
 
-def _summed(own: torch.Tensor) -> torch.Tensor:
+def _all_reduce(own: torch.Tensor) -> torch.Tensor:
     total = own.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
 
 class UserError(Exception):
@@ -20,3 +21,10 @@ def nearest(value: object, known: Iterable[object]) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python or torch is the lack of memory of the CPU or a GPU; torch has no type for the CPU's."""
     return isinstance(error, MemoryError) or bool(re.search("out of memory|can't allocate memory", str(error)))
+
+
+def check_extra(what: str, extra: str, packages: Mapping[str, str]) -> None:
+    """Raise `UserError` where one of the libraries that `what`, such as a command, needs is missing: names of packages by the
+    module that is imported. They are those of the extras of setup.py, which are imported where they are used."""
+    if absent := [package for module, package in packages.items() if not find_spec(module)]:
+        raise UserError(f"{what} needs {', '.join(absent)}; install them by pip install -e '.[{extra}]'.")

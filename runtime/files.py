@@ -3,7 +3,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,15 @@ LOCK = ".demo_sdtps.lock"
 logger = logging.getLogger(__name__)
 
 
-def check_output_file(path: Path, suffix: str, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> Path:
-    """`path`. Raises `UserError` where no file with this suffix can be written, where one exists that `overwrite` does not
-    allow to replace, and where it is, or lies in, one of the `inputs`; its folder need not exist yet."""
+def check_output_file(path: Path, suffix: str, overwrite: bool = False) -> Path:
+    """`path`. Raises `UserError` where no file with this suffix can be written, and where one exists that `overwrite` does not
+    allow to replace; its folder need not exist yet."""
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
-    check_apart(f"The output {path}", path, inputs)
     if path.exists() and not overwrite:
         raise UserError(f"The output {path} already exists; choose another, or pass --overwrite to replace it.")
     return path
-
-
-def check_apart(what: str, path: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise `UserError` where `path` is one of the `inputs`, or lies in one that is a folder."""
-    for entry in [Path(entry) for entry in inputs if entry]:
-        if path.resolve().is_relative_to(entry.resolve()):
-            relation = "lies in" if entry.is_dir() else "is"
-            raise UserError(f"{what} {relation} {entry}, which this command reads, so it is not written; choose another.")
 
 
 @contextmanager

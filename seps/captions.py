@@ -14,16 +14,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
-from demo_sdtps.datasets.transforms import Transform
+from demo_sdtps.datasets.transforms import Each
 from demo_sdtps.runtime.distributed import shard_for_rank
-from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-TOKENIZER_BATCH = 10_000  # texts per call of the tokenizer: enough for its threads, and frequent updates of the progress bar
 
 
 @dataclass(frozen=True)
@@ -55,18 +52,18 @@ def caption_loader(cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokeni
     """
     sampler = shuffled_batches(len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
     captions, long_captions = encode_captions(cfg, split, tokenizer)
-    dataset = _image_dataset(cfg, split.paths, split.image_of, CropTransform(cfg))
+    dataset = _image_dataset(cfg, split.paths, split.image_of, Each(CropTransform(cfg)))
     return CaptionLoader(dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
     own = shard_for_rank(split.paths)
-    dataset = _image_dataset(cfg, own, range(len(own)), resize_transform(cfg))
+    dataset = _image_dataset(cfg, own, range(len(own)), Each(resize_transform(cfg)))
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
-def _image_dataset(cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Transform) -> ImageDataset:
+def _image_dataset(cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Each) -> ImageDataset:
     """Samples (images, index): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]
     targets = [(index,) for index in range(len(image_of))]
@@ -101,14 +98,8 @@ def encode_texts(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], mos
     """Tokens of each text, [CLS] … [SEP], truncated to `most`; `tokenizer` is a fast one of transformers."""
     # Avoids a warning of the tokenizer in every loading process that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    encoded: list[list[int]] = []
-    with progress(total=len(texts), desc="tokenising captions", unit="caption") as bar:
-        for start in range(0, len(texts), TOKENIZER_BATCH):
-            part = list(texts[start:start + TOKENIZER_BATCH])
-            encoded += tokenizer(part, truncation=True, max_length=most, return_attention_mask=False,
-                                 return_token_type_ids=False)["input_ids"]
-            bar.update(len(part))
-    return encoded
+    return tokenizer(list(texts), truncation=True, max_length=most, return_attention_mask=False,
+                     return_token_type_ids=False)["input_ids"]
 
 
 def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

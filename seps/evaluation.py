@@ -50,11 +50,6 @@ class RetrievalData:
         return int(self.image_of.max()) + 1
 
 
-def data_folders(cfg: CfgNode) -> list[str | Path]:
-    """Folders that the commands of SEPS read: the data set, and the text tower where it is not a name on the hub."""
-    return [Path(cfg.DATASETS.ROOT_DIR, cfg.DATASETS.NAMES), cfg.MODEL.TEXT_TOWER]
-
-
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
@@ -101,9 +96,6 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
     check_equal(split, "images and captions")
     tokenizer = load_tokenizer(cfg)
     model, _ = make_seps(cfg, pretrained=False)
-    if not weights.keys() & model.state_dict().keys():
-        raise UserError(f"The file {path} holds no weights of SEPS (none of its {len(weights)} tensors has one of its names); "
-                        "give a checkpoint that train_seps.py wrote.")
     fill_model(model, weights, path)
     return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
 

@@ -3,7 +3,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from demo_sdtps.config import UserError
 
@@ -34,9 +34,6 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
         raise UserError(f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it "
                         "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
-    nested = folder / name
-    if not caps_file.exists() and (nested / caps_file.name).exists():
-        raise UserError(f"The data set {name} is at {nested}, one level too deep; move what is in {nested} to {folder}.")
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
     if rest:
@@ -44,48 +41,24 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
                         "each caption, or one for each image with equally many captions; remove or add the lines that differ.")
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
-    if len(order) < 2:
-        raise UserError(f"{ids_file} names a single image, and matching needs at least two; add images with their captions.")
     paths = _paths(folder, ids_file, ids, order)
     return ImageTexts(paths, tuple(captions), tuple(image_of), _dense(folder, split, order, long_captions))
 
 
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
-    mapping, file, images = _mapping(folder / MAPPING), folder / MAPPING, folder / IMAGES
-    if not images.is_dir():
-        raise UserError(f"The folder {images} is missing; put the images that {file} names there (a "
-                        "link will do).")
+    file = folder / MAPPING
+    mapping = _json(_text(file), str(file))
     paths = []
     for image_id in order:
         if image_id not in mapping:
             raise UserError(f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
                             "there with its image, or remove its line and captions.")
-        image = mapping[image_id]
-        if not isinstance(image, str) or not _is_inside(image):
-            raise UserError(f"{file}: the image {image_id!r} has the path {image!r}, but it must be relative to {images} and "
-                            "stay inside; correct it.")
-        path = os.path.join(images, image)
+        path = os.path.join(folder, IMAGES, mapping[image_id])
         if not os.path.isfile(path):
             raise UserError(f"The image {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
                             f"image and its captions from {ids_file}.")
         paths.append(path)
     return tuple(paths)
-
-
-def _is_inside(path: str) -> bool:
-    pure = PurePosixPath(path.replace("\\", "/"))
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
-
-
-def _mapping(file: Path) -> dict:
-    text = _text(file)
-    try:
-        mapping = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is no valid JSON ({error}); correct it or make it anew.") from None
-    if not isinstance(mapping, dict):
-        raise UserError(f'{file} must hold one JSON object, {{"id": "path of the image in {IMAGES}/", …}}; make it anew.')
-    return mapping
 
 
 def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple[str, ...] | None:
@@ -95,10 +68,12 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
         return None
     found: dict[str, str] = {}
     for number, line in enumerate(_lines(file), 1):
-        image_id, caption = _dense_line(file, number, line)
-        if image_id in found:
-            raise UserError(f"{file}, line {number}: the image {image_id!r} has a caption in a line before; keep one.")
-        found[image_id] = caption
+        content = _json(line, f"{file}, line {number}")
+        caption = content.get("caption")
+        if not isinstance(caption, str) or not caption.strip() or "id" not in content:
+            raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
+                            "is not empty; correct it.")
+        found[str(content["id"])] = caption.strip()  # the ids of MS-COCO are numbers in some files
     missing = next((image_id for image_id in order if image_id not in found), None)
     if missing is not None:
         raise UserError(f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
@@ -106,19 +81,15 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
     return tuple(found[image_id] for image_id in order)
 
 
-def _dense_line(file: Path, number: int, line: str) -> tuple[str, str]:
+def _json(text: str, where: str) -> dict:
+    """The JSON object of a text. Raises `UserError` for any other."""
     try:
-        content = json.loads(line)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}, line {number}: no valid JSON ({error}); correct it.") from None
-    image_id, caption = (content.get("id"), content.get("caption")) if isinstance(content, dict) else (None, None)
-    # The ids of MS-COCO are numbers in some files.
-    if not isinstance(image_id, str | int) or not isinstance(caption, str) or not caption.strip():
-        raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that is '
-                        "not empty; correct it.")
-    if any("\ud800" <= character <= "\udfff" for character in caption):  # valid in JSON, invalid for tokenizers
-        raise UserError(f"{file}, line {number}: the caption holds half a character (\\ud800 to \\udfff alone); correct it.")
-    return str(image_id), caption.strip()
+        raise UserError(f"{where}: no valid JSON ({error}); correct it.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: {content!r:.50} is no JSON object; correct it.")
+    return content
 
 
 def _lines(file: Path) -> list[str]:
@@ -137,13 +108,8 @@ def _lines(file: Path) -> list[str]:
 def _text(file: Path) -> str:
     """Text of a UTF-8 file, without a byte order mark."""
     try:
-        data = file.read_bytes()
+        return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"The file {file} is missing; add it: a data set has {LAYOUT}.") from None
-    except OSError as error:
-        raise UserError(f"The file {file} cannot be read ({error.strerror or error}); make it readable.") from None
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8.") from None
+        raise UserError(f"The file {file} is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8.") from None

@@ -18,14 +18,7 @@ class ContrastiveLoss(nn.Module):
         self.margin, self.max_violation = margin, max_violation
 
     def forward(self, scores: torch.Tensor, img_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Similarities (B, B) of images and captions → sum over the batch; pairs with equal img_ids (B,) are no negatives.
-
-        Raises `ValueError` for other shapes.
-        """
-        count = len(scores)
-        if scores.shape != (count, count) or (img_ids is not None and img_ids.shape != (count,)):
-            ids = "" if img_ids is None else f" and img_ids {tuple(img_ids.shape)}"
-            raise ValueError(f"scores {tuple(scores.shape)}{ids} must be (B, B) and (B,): every image with its own caption.")
+        """Similarities (B, B) of images and captions → sum over the batch; pairs with equal img_ids (B,) are no negatives."""
         matching = scores.diagonal()
         same = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         if img_ids is not None:

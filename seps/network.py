@@ -1,7 +1,6 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
@@ -56,18 +55,13 @@ class CrossSparseAggrNet(nn.Module):
     open version scores by cosines and sums the relevances of both captions. The attribute `chunk` is the number of pairs that
     are aggregated at once (None: by the device).
 
-    Raises `ValueError` for invalid settings.
+    Raises `ValueError` for ratios that leave no token.
     """
 
     def __init__(self, embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
                  use_paper_version: bool = False, top_k: int = 5, use_gumbel_softmax: bool = False, gumbel_tau: float = 1.0,
                  use_dual_aggr: bool = True, beta: float = 0.25):
         super().__init__()
-        for name, value, least, most in (("gumbel_tau", gumbel_tau, 1e-6, math.inf), ("beta", beta, 0, 0.5),
-                                         ("top_k", top_k, 1, math.inf), ("embed_size", embed_size, 5, math.inf)):
-            if not least <= value <= most:
-                raise ValueError(f"{name} is {value}, but it must be " + (f"in [{least}, {most}]." if most < math.inf else
-                                                                         f"{least} or greater."))
         out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
         self.embed_size = embed_size
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
@@ -171,7 +165,7 @@ class CrossSparseAggrNet(nn.Module):
 def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
                       use_paper_version: bool = False, use_gumbel_softmax: bool = False,
                       gumbel_tau: float = 1.0) -> CrossSparseAggrNet:
-    """`CrossSparseAggrNet` with the arguments of the published code. Raises `ValueError` for invalid settings."""
+    """`CrossSparseAggrNet` with the arguments of the published code."""
     return CrossSparseAggrNet(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version,
                               use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
 

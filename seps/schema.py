@@ -93,15 +93,9 @@ KEYS = (
 
 def check_seps_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first invalid combination of values."""
-    if not cfg.MODEL.DUAL_AGGR and not cfg.MODEL.PAPER_VERSION:
-        raise UserError("MODEL.DUAL_AGGR and MODEL.PAPER_VERSION are both False, but only the paper version has single "
-                        "and dual aggregation; set DUAL_AGGR to True, which has no effect, or PAPER_VERSION to True.")
     if cfg.MODEL.PATCH_SIZE and cfg.MODEL.PRETRAIN_PATH_T not in RANDOM_WEIGHTS:
         raise UserError(f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights (MODEL.PRETRAIN_PATH_T) have a "
                         "patch size of their own; set it to 0, or PRETRAIN_PATH_T to 'none'.")
-    if not cfg.MODEL.TEXT_TOWER:
-        raise UserError("MODEL.TEXT_TOWER is empty, but captions need a tower; give a folder with a BERT, or a name such as "
-                        "'bert-base-uncased'.")
     check_device(cfg)
     import timm  # slow to import
 

@@ -1,5 +1,4 @@
 """Towers of SEPS (docs/seps.md): images → patch tokens by a timm model, captions → word vectors by a BERT."""
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,14 +11,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.pretrained import OTHERS, RANDOM, fill, read_source
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
 
 VOCABULARY = ("tokenizer.json", "vocab.txt")
 """Files of a tokenizer, one of which is required; without them transformers makes one with an empty vocabulary."""
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
 
 
@@ -105,7 +103,9 @@ class TextTower(nn.Module):
 def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
     """Tokenizer of MODEL.TEXT_TOWER. Raises `UserError`."""
     name = cfg.MODEL.TEXT_TOWER
-    _check_folder(name, VOCABULARY, "no tokenizer")
+    if Path(name).is_dir() and not any(Path(name, file).is_file() for file in VOCABULARY):
+        raise UserError(f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one that holds a BERT and its "
+                        "tokenizer, as transformers' save_pretrained writes them.")
     config = _bert_config(cfg)
     tokenizer = _read("AutoTokenizer", name, trust_remote_code=False)
     if len(tokenizer) > config.vocab_size:
@@ -158,24 +158,11 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
 
 def _bert_config(cfg: CfgNode) -> "BertConfig":
     name = cfg.MODEL.TEXT_TOWER
-    _check_folder(name, ("config.json",), "no config.json")
     config = _read("AutoConfig", name, trust_remote_code=False)
     if not isinstance(config, _transformers().BertConfig):
         raise UserError(f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
                         "as 'bert-base-uncased'.")
     return config
-
-
-def _check_folder(name: str, files: tuple[str, ...], lacking: str) -> None:
-    """Raise `UserError` where `name` is a folder without any of the files, or neither a folder nor a name on the hub."""
-    folder = Path(name)
-    if folder.is_dir():
-        if not any((folder / file).is_file() for file in files):
-            raise UserError(f"MODEL.TEXT_TOWER {name} is a folder with {lacking}; give one that holds a BERT and its "
-                            "tokenizer, as transformers' save_pretrained writes them.")
-    elif not HUB_NAME.fullmatch(name) or folder.exists():
-        raise UserError(f"MODEL.TEXT_TOWER {name} is no folder; give one that holds a BERT and its tokenizer, or a name that "
-                        "the Hugging Face hub knows such as 'bert-base-uncased'.")
 
 
 def _read(kind: str, name: str, **options: Any) -> Any:

@@ -22,9 +22,8 @@ from demo_sdtps.seps.evaluation import (
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.training.digest import digest_data
 from demo_sdtps.training.optim import grouped
-from demo_sdtps.training.resume import Resumed
+from demo_sdtps.training.resume import Resumed, digest_data
 from demo_sdtps.training.trainer import Evaluation, Trainer
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")

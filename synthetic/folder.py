@@ -70,7 +70,7 @@ def make_data_set(target: Path, recipe: Recipe, overwrite: bool, fill: Callable[
         fresh.mkdir()
         (fresh / MARKER).write_text(json.dumps({**recipe, **(fill(fresh) or {})}, indent=2) + "\n")
         if target.exists():
-            shutil.move(target, Path(temporary) / "replaced")
+            shutil.move(target, Path(temporary) / ".replaced")
         fresh.rename(target)
     return True
 
@@ -83,16 +83,10 @@ def read_marker(target: Path) -> Recipe | None:
 
 def _check_free(target: Path, overwrite: bool) -> None:
     """Raise `UserError` unless `target` is absent, empty, or written by a tool and to be replaced."""
-    if not os.path.lexists(target):
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
-    if target.is_symlink() or not target.is_dir():
-        raise UserError(f"{target} exists and is not a plain folder; choose another --root.")
-    if not any(target.iterdir()):
-        return
-    made_here = read_marker(target) is not None
-    if overwrite and not made_here:
-        raise UserError(f"{target} is not empty and has no {MARKER}, so this tool did not make it and it may be the real data "
-                        "set; --overwrite does not replace it: choose another --root.")
+    if target.is_symlink() or read_marker(target) is None:
+        raise UserError(f"{target} was not made by this tool (it has no {MARKER}, or is a link) and may be the real data set, "
+                        "so it is not replaced; choose another --root.")
     if not overwrite:
-        raise UserError(f"{target} exists already and is not empty; choose another --root"
-                        + (" or pass --overwrite to replace it." if made_here else "."))
+        raise UserError(f"{target} exists already; choose another --root or pass --overwrite to replace it.")

@@ -79,7 +79,6 @@ def test_encoded_texts(tokenizer):
     assert tokenizer.convert_ids_to_tokens(encoded[0]) == ["[CLS]", "a", "red", "circle", "[SEP]"]
     assert encoded[2][1] == tokenizer.unk_token_id
     assert encode_texts(tokenizer, texts, 4)[1] == [*encoded[1][:3], tokenizer.sep_token_id]
-    assert encode_texts(tokenizer, [], 64) == []
 
 
 def test_padded_texts():

@@ -116,7 +116,7 @@ def test_weights_of_another_configuration_are_told_by_their_tensors(fails, own_r
 
 @pytest.mark.parametrize(("tool", "words", "said"), [
     (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
-    (seps_tiny.test_seps, FILE, "holds no weights of SEPS"),
+    (seps_tiny.test_seps, FILE, "do not fit the configuration"),
 ], ids=["data", "weights of train_net.py"])
 def test_a_mistake_with_seps_is_one_sentence(fails, shapes_root, weights, tool, words, said):
     assert said in fails(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, ROOT, SMALL, contents
+from commands import CONFIG, ONE_LINE, ROOT, contents
 
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.config import UserError
@@ -125,8 +125,3 @@ def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, comma
         code, _, stderr = command(main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words)
     assert code == 2 and stderr.startswith(ONE_LINE) and "in use by another process" in stderr and not list(tmp_path.iterdir())
 
-
-def test_an_output_dir_in_the_data_set_is_refused(tiny_root, command):
-    code, _, stderr = command(train_net.main, "--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, "OUTPUT_DIR",
-                              tiny_root / "RGBNT201" / "run")
-    assert code == 2 and "lies in" in stderr and not (tiny_root / "RGBNT201" / "run").exists()

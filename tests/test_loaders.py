@@ -20,17 +20,16 @@ from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
-    TripletDataset,
+    ImageDataset,
     batches,
     test_loader,
     train_loader,
     use_cache,
 )
-from demo_sdtps.datasets.transforms import TrainTransform
+from demo_sdtps.datasets.transforms import Each, TrainTransform
 from demo_sdtps.seps.captions import CaptionBatch, caption_batches, caption_loader
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
@@ -132,7 +131,7 @@ def test_a_training_batch(tiny_root):
 def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
     path = str(images_of(tiny_root) / FIRST)
-    dataset = TripletDataset([Sample((path,) * 3, 1, 0)], [0], TrainTransform(config(tiny_root, *opts)), cache=False)
+    dataset = ImageDataset([(path,) * 3], [(0, 0)], Each(TrainTransform(config(tiny_root, *opts))), cache=False)
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         different = sum(not torch.equal(images[first], images[second]) for images in triplets)
@@ -233,7 +232,7 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
     samples = read_splits(cfg, ("train",))["train"][:2]
-    dataset = TripletDataset(samples, [0, 0], TrainTransform(cfg), cache=True)
+    dataset = ImageDataset([sample.paths for sample in samples], [(0, 0)] * 2, Each(TrainTransform(cfg)), cache=True)
     for seed in range(10):
         dataset[1, seed]
     for cached, path in zip(dataset.images[1], samples[1].paths, strict=True):

@@ -86,25 +86,6 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
     assert f"The output {path} already exists; choose another, or pass --overwrite to replace it." in said
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
-def test_an_output_in_the_data_set_is_refused_always(refusal, tmp_path, name):
-    """New, or in place of a file that is there, such as a mask."""
-    folder = tmp_path / ("shapes" if name == "test_seps" else "RGBNT201") / "test" / "MASK"
-    folder.mkdir(parents=True)
-    main, _, suffix = EVALUATIONS[name]
-    (folder / f"000007{suffix}").write_text("a mask")
-    for file in ("000007", "new"):
-        said = refusal(tmp_path, main, [*evaluation(name, tmp_path, folder / f"{file}{suffix}"), "--overwrite"])
-        assert f"lies in {folder.parents[1]}, which this command reads" in said
-
-
-def test_a_configuration_is_no_output(refusal, tmp_path):
-    config = tmp_path / "x.json"
-    config.write_text(CONFIG.read_text())
-    words = ["--config_file", config, "--weight", "none.pth", "--json", config, "--overwrite"]
-    assert f"is {config}, which this command reads" in refusal(tmp_path, test_net.main, words)
-
-
 def test_overwrite_replaces_an_output(tiny_root, command, tmp_path):
     path, words = tmp_path / "x.json", cli_args_for(tiny_root)
     words += ["--weight", weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words[2:]))]

@@ -160,7 +160,11 @@ def test_patch_needs_torch_and_yacs_alone(tmp_path):
                "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)\n"
                "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
                "for module in [module for name, module in sys.modules.items() if name.startswith('demo_sdtps')]:\n"
-               "    ast.parse(pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))")
+               "    tree = ast.parse(text := pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))\n"
+               "    typed = any(isinstance(part, ast.Subscript) for node in ast.walk(tree) for name in ('annotation', 'returns')\n"
+               "                if getattr(node, name, None) "
+               "for part in ast.walk(getattr(node, name)))\n"
+               "    assert not typed or 'from __future__ import annotations' in text, module")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, ROOT], cwd=tmp_path, capture_output=True, text=True,
                           check=False)
     assert done.stdout.split() == ["add_config", "patch"], done.stderr

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps import train_net, train_seps
 from demo_sdtps.modeling.checkpoint import read_checkpoint
 from demo_sdtps.training import reid
-from demo_sdtps.training.digest import DIGEST, digest_data
+from demo_sdtps.training.resume import DIGEST, digest_data
 from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")

@@ -194,11 +194,6 @@ def test_ratios_that_leave_no_aggregated_token():
     MultiModalSDTPS(20, 16, sparse_ratio=0.25, aggr_ratio=0.25)  # exactly one
 
 
-def test_choosing_by_the_noise_needs_the_noise():
-    with pytest.raises(ValueError, match=r"gumbel_select.*use_gumbel"):
-        MultiModalSDTPS(20, 16, gumbel_select=True)
-
-
 @pytest.mark.parametrize("modality", range(3))
 def test_wrong_number_of_patches(modality):
     module = MultiModalSDTPS(20, 16)

@@ -9,7 +9,7 @@ from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.selection import average_precision, detectors, random_order
+from demo_sdtps.evaluation.selection import SDTPS, average_precision, choices, random_order
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])
@@ -42,7 +42,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     missing = CASES[case]
     context, = model.encode_cases(*random_images(1), [missing])
     selections = model.sdtps(context)
-    scores = detectors(model, context, selections)
+    scores = {modality: choice.scores for modality, choice in choices(model, context)[SDTPS].items()}
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present
     for modality, found in scores.items():

@@ -13,8 +13,8 @@ from tiny import ENCODER, WIDTH
 from torch.utils.data import DataLoader
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
-from demo_sdtps.datasets.loaders import TripletDataset, batches, collate
-from demo_sdtps.datasets.transforms import test_transform
+from demo_sdtps.datasets.loaders import ImageDataset, batches, collate
+from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
@@ -79,7 +79,8 @@ def mask_of(sample):
 
 
 def images_of(cfg, *samples):
-    dataset = TripletDataset(samples, [0] * len(samples), test_transform(cfg), cache=False)
+    dataset = ImageDataset([sample.paths for sample in samples], [(0, sample.camera) for sample in samples],
+                           Each(test_transform(cfg)), cache=False)
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     return images, cameras
 

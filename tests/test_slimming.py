@@ -17,9 +17,9 @@ from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.backbones.base import Tokens
-from demo_sdtps.modeling.class_attention import attention_weights, class_attention
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.scores.base import remaining_patches
-from demo_sdtps.modeling.slimming import make_slimming
+from demo_sdtps.modeling.slimming import Slimming
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -46,7 +46,7 @@ def build(name, blocks, keep, *opts):
         patch.setattr(clip, "NAME_IN_TIMM", "test_vit")
         backbone = make_backbone(cfg, CAMERAS)
     backbone.vit.blocks = backbone.vit.blocks[:DEPTH]
-    slimming = make_slimming(cfg, backbone)
+    slimming = Slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
     return cfg, disturb(backbone).double(), slimming and disturb(slimming).double()
 
 
@@ -258,7 +258,7 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         handle = weights.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
-            found = class_attention(backbone, tokens, 1)
+            found = attention_weights(backbone, tokens, 1, CLASS_TOKEN).squeeze(2)
         handle.remove()
         assert found.dtype == torch.float32 and not found.requires_grad
         assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
@@ -281,7 +281,7 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
     backbone = backbone.float()
     tokens = Tokens(stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = class_attention(backbone, tokens, 1)
+        found = attention_weights(backbone, tokens, 1, CLASS_TOKEN).squeeze(2)
     attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
     # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
     query, key = (F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16()).unflatten(-1, (attention.num_heads, -1))

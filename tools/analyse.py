@@ -18,7 +18,7 @@ from demo_sdtps.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, missing_table, reid_caption
 from demo_sdtps.reports.analysis import Analysis, add_limits, analyse, analysed_case, as_json
 from demo_sdtps.reports.figures import HIT, MISS, np, plt, save
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
 PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]

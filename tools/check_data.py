@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
 from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import data_folders, read_splits, reader_of
+from demo_sdtps.datasets import read_splits, reader_of
 from demo_sdtps.datasets.counts import Counts, count_splits, differences, published_counts
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
@@ -49,12 +49,12 @@ def main() -> None:
         "are known (docs/data.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if it "
         "cannot", schema)
-    parser.set_defaults(inputs=seps_evaluation.data_folders if is_seps else data_folders)
     parser.add_argument("--decode", action="store_true", help="decode every image, and name those that are damaged")
     add_output(parser, "--json", ".json", help="write the counts, expected ones and warnings there as well")
     arguments, cfg = parse(parser)
     found = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
-    folder = parser.get_default("inputs")(cfg)[0]
+    root = Path(cfg.DATASETS.ROOT_DIR)
+    folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
     if arguments.json:
         write_json(arguments.json, {
             "data set": cfg.DATASETS.NAMES, "folder": str(folder), "counts": found.counts, "expected": dict(found.expected),

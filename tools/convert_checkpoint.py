@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
     arguments = parser.parse_args()
     output = arguments.output
-    check_outputs(arguments, [arguments.input])
+    check_outputs(arguments)
+    if output.exists() and output.samefile(arguments.input):
+        raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     found = read_checkpoint(arguments.input)
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)

@@ -41,20 +41,13 @@ def main() -> None:
                                 "processor or seed lies. With --json, measure this range: train the demo with several seeds, "
                                 "on this processor as it is and without its newer instructions (a minute or two each).")
     parser.add_argument("--run", type=Path, metavar="DIR", help="OUTPUT_DIR of make demo")
-    parser.add_argument("--known", nargs=4, metavar=("PROCESSOR", "MAP1", "MAP2", "MAP3"),
-                        help="with --json: add what somebody's `make demo` printed, and train nothing")
     add_output(parser, "--json", ".json",
                help="write the runs and the range there; runs on other processors that the file holds are kept")
     arguments = parser.parse_args()
     if arguments.json:
         kept = read_json(arguments.json)["runs"] if arguments.json.exists() else []
         check_outputs(arguments)
-        if arguments.known:
-            name, *values = arguments.known
-            found = dict(zip(PATTERNS, map(float, values), strict=True))
-            write_figures(arguments.json, [*kept, {"processor": name, "setting": "as it is", "seed": SEEDS[0], "mAP": found}])
-        else:
-            measure(arguments.json, [own for own in kept if own["processor"] != processor()])
+        measure(arguments.json, [own for own in kept if own["processor"] != processor()])
     figures = read_json(arguments.json or FIGURES)
     if arguments.run:
         print_lines(comparison(last_map(arguments.run), figures))

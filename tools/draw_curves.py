@@ -9,7 +9,6 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 
 
@@ -19,7 +18,7 @@ def main() -> None:
     add_output(parser, "--output", ".png", help=f"default: DIR/{IMAGE}")
     arguments = parser.parse_args()
     arguments.output = arguments.output or arguments.run / IMAGE
-    check_outputs(arguments, [arguments.run / METRICS])
+    check_outputs(arguments)
     print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
 
 

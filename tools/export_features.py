@@ -29,7 +29,7 @@ from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
-from demo_sdtps.runtime.files import atomic_write, check_apart, check_output_file, locked
+from demo_sdtps.runtime.files import atomic_write, check_output_file, locked
 from demo_sdtps.runtime.progress import progress
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
@@ -60,22 +60,20 @@ def main() -> None:
     with distributed.init_distributed():
         arguments, own = parse(parser)
         cfg = distributed.broadcast_from_main(lambda: own)
-        check_output(arguments, cfg)
+        check_output(arguments)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
         export = export_shards if arguments.shards else export_file
         export(cfg, arguments, model, splits[arguments.split])
 
 
-def check_output(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+def check_output(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for an output that cannot be written."""
-    inputs = [arguments.config_file, *arguments.inputs(cfg)]
-    if not arguments.shards:
-        if arguments.dtype != "float32":
-            raise UserError(f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too.")
-        check_output_file(arguments.output, ".npz", arguments.overwrite, inputs)
-    else:
-        check_apart(f"The output {arguments.output}", arguments.output, inputs)
+    if arguments.shards:
         check_own(arguments.output)
+        return
+    if arguments.dtype != "float32":
+        raise UserError(f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too.")
+    check_output_file(arguments.output, ".npz", arguments.overwrite)
 
 
 def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:

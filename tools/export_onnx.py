@@ -19,7 +19,7 @@ from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines,
 from demo_sdtps.evaluation.command import weight_flag
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor, mean_camera
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write
 
 INPUTS, OUTPUTS = ("rgb", "ni", "ti", "camera"), tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from demo_sdtps.config.cli import print_lines, run
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
 from demo_sdtps.synthetic import shapes

@@ -19,7 +19,7 @@ from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
 from demo_sdtps.retrieval.nearest import nearest, write_csv
 from demo_sdtps.retrieval.streaming import evaluate_stream
 from demo_sdtps.runtime.distributed import check_single
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 
 TOP = 10
@@ -42,7 +42,7 @@ def main() -> None:
     add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
                                              "none excluded, by squared Euclidean distance of L2-normalised features")
     arguments = parser.parse_args()
-    check_outputs(arguments, [arguments.query, arguments.gallery])
+    check_outputs(arguments)
     check_single("tools/rank_features.py")
     is_normalised = arguments.feat_norm == "yes"
     if arguments.csv:
@@ -63,7 +63,9 @@ def main() -> None:
                f"and {key} excluded{'' if is_normalised else ', features not normalised'}, in percent")
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
-            write_hits(both.enter_context(atomic_write(arguments.csv)), features, query, gallery, arguments.top)
+            hits = nearest(features, gallery.features, gallery.names, arguments.top)
+            write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names),
+                      [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()], hits.distances)
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
@@ -78,12 +80,6 @@ def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) ->
         values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"
         raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}{values}, so they "
                         "cannot be compared; export one of them again.")
-
-
-def write_hits(path: Path, features: np.ndarray, query: FeatureSet, gallery: FeatureSet, top: int) -> None:
-    """Write the `top` nearest of each query (Q, D). Raises `UserError`."""
-    hits = nearest(features, gallery.features, gallery.names, top)
-    write_csv(path, list(query.names), [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()], hits.distances)
 
 
 if __name__ == "__main__":

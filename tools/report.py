@@ -9,7 +9,6 @@ if __name__ in ("__main__", "__mp_main__"):
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.datasets import data_folders
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
@@ -20,7 +19,7 @@ from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
 from demo_sdtps.reports.tokens import draw_tokens
-from demo_sdtps.runtime.extras import check_extra
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
 
@@ -29,8 +28,7 @@ def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
                            "a page instead of the images, with rank lists to filter (docs/report.md).",
-                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config,
-                                                     data_folders))
+                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
     add_page_limits(parser)
     arguments, cfg = parse(parser)

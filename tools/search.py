@@ -16,7 +16,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import add_output, check_outputs, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import EXAMPLE, prepare_evaluation, weight_flag
 from demo_sdtps.retrieval.approximate import FLAT, KINDS, approximate, check_size
@@ -25,8 +25,8 @@ from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index,
 from demo_sdtps.retrieval.nearest import COLUMNS, Hits, nearest, reranked, write_csv
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import broadcast_from_main, check_equal, init_distributed, is_main
-from demo_sdtps.runtime.extras import check_extra
-from demo_sdtps.runtime.files import atomic_write, check_apart, locked
+from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.files import atomic_write, locked
 
 TOP = 10
 PRINTED = 5  # queries whose hits are printed
@@ -40,7 +40,7 @@ def main() -> None:
         "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; their cameras are "
         "unknown, so the mean of the model's is taken. The features of the gallery are kept in an index; images that are new, "
         "changed or removed update it. Without --output and --csv the hits of the first queries are printed.",
-        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag(data=lambda cfg: []))
+        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag())
     parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
     parser.add_argument("--query", type=Path, required=True, metavar="PLACE",
                         help="a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, which is searched for "
@@ -68,14 +68,11 @@ def main() -> None:
 
 def search(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches and writes."""
-    places = [arguments.gallery, arguments.query]
     prepare_evaluation(cfg, EXAMPLE, several=True)
-    check_outputs(arguments, places)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
     top, deepest = depths(arguments, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
-    check_apart(f"The index {folder} (--index)", folder, [*places, cfg.TEST.WEIGHT])
     check_equal((gallery, queries), "images")
     with ExitStack() as stack:
         index = None
@@ -100,7 +97,7 @@ def show(arguments: argparse.Namespace, queries: Sequence[Triplet], found: Seque
          distances: np.ndarray) -> None:
     """Write the hits of each query with their distances (Q, top) to --csv and --output, all or nothing, or print them. Raises
     `UserError`."""
-    told: list[str] = []
+    lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
             from demo_sdtps.reports.search_page import page_of
@@ -109,12 +106,12 @@ def show(arguments: argparse.Namespace, queries: Sequence[Triplet], found: Seque
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
-            told = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
+            lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
             write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in queries],
                       [[hit.file for hit in hits] for hits in found], distances)
-            told = [f"Wrote {arguments.csv}, hits: {distances.size}", *told]
-    print_lines(*(told or table(queries, found, distances)))
+            lines = [f"Wrote {arguments.csv}, hits: {distances.size}", *lines]
+    print_lines(*(lines or table(queries, found, distances)))
 
 
 def depths(arguments: argparse.Namespace, gallery: int) -> tuple[int, int]:
@@ -136,16 +133,16 @@ def default_index(gallery: Path) -> Path:
 
 def report(index: Index, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
-    told = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    return f"Index {index.store.folder}: {len(index.names)} triplets ({told or 'no change'})"
+    counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
+    return f"Index {index.store.folder}: {len(index.names)} triplets ({counts or 'no change'})"
 
 
 def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
     """The `top` nearest of each query; the recall of an approximate index is printed."""
     if kind == FLAT:
         return nearest(features, index.features(), index.names, top)
-    hits, told = approximate(index, kind, features, top)
-    print_lines(told)
+    hits, note = approximate(index, kind, features, top)
+    print_lines(note)
     return hits
 
 

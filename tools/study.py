@@ -4,7 +4,7 @@ A study is a YAML file (see studies/):
 
     title: Contribution of the modules
     config: configs/Synthetic/DeMo_SDTPS.yml    # default configuration of the variants
-    seeds: 5                                    # 1 … 5, or a list
+    seeds: 5                                    # 1 … 5
     set: {SOLVER.EVAL_PERIOD: 100}              # KEY: VALUE for all variants
     variants:                                   # the rows of the tables in order; the others are compared with the first
       Baseline: {config: configs/Synthetic/Baseline.yml}
@@ -12,8 +12,7 @@ A study is a YAML file (see studies/):
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
-missing modalities), `selection: True` (run tools/selection_quality.py); of a variant: `evaluate: {KEY: VALUE}` (applies to
-these two evaluations only).
+missing modalities), `selection: True` (run tools/selection_quality.py).
 
 A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
 earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
@@ -33,26 +32,25 @@ import os
 import shlex
 import signal
 import subprocess
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
-import yaml
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import add_overwrite, positive_int, run
-from demo_sdtps.datasets import data_folders, identity_labels, read_splits
+from demo_sdtps.config.load import read_yaml
+from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.evaluation.operations import count_macs, count_parameters
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.study import as_markdown, commits_of, draw_costs, draw_losses, draw_results, read_result
+from demo_sdtps.reports.study import as_markdown, draw_costs, draw_results, read_result
 from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
@@ -62,27 +60,24 @@ from demo_sdtps.training.record import FINISHED, RECORD, command
 logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parent.parent
 TABLES, RESULT = "study.md", "study.json"
-PLOTS = {"results.png": draw_results, "loss.png": draw_losses, "costs.png": draw_costs}
-DEFAULTS = {"title": "", "config": "", "seeds": [1, 2, 3], "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
+PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
+DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "variants": {}}
-VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}}
-POLL = 0.2  # seconds between two looks at the running processes
-
-Failures = dict[tuple[str, int], str]  # the reason of every failure, by the variant's name and seed
+VARIANT_DEFAULTS = {"config": "", "set": {}}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the tables: a configuration, its command-line arguments, and those of its further evaluations."""
+    """One row of the tables: a configuration and its command-line arguments."""
 
     name: str
     cfg: CfgNode
     arguments: tuple[str, ...]
-    evaluate: tuple[str, ...]
     folder: Path
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,12 +100,12 @@ def main() -> None:
     output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
-        files = output_files(output, PLOTS, [arguments.study], arguments.overwrite)
+        files = output_files(output, PLOTS, arguments.overwrite)
     else:
-        study, seeds, variants = planned(arguments)
-        inputs = [arguments.study, *(folder for variant in variants for folder in data_folders(variant.cfg))]
-        files = output_files(output, [RESULT, *PLOTS], inputs, arguments.overwrite)
-        check_output_file(arguments.runs / RESULT, ".json", True, inputs)
+        study = read_study(arguments.study)
+        seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
+        variants = make_variants(study, arguments.opts, arguments.runs)
+        files = output_files(output, [RESULT, *PLOTS], arguments.overwrite)
         costs = {variant.name: cost(variant.cfg) for variant in variants}
         failures = run_all(variants, seeds, arguments.jobs, study)
         result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
@@ -122,23 +117,13 @@ def main() -> None:
     for name, draw in PLOTS.items():
         draw(result, files[name])
     print(table, *files.values(), sep="\n")
-    if len(commits_of(result)) > 1:
-        logger.warning("The runs were made by different commits (%s); to run all of them again give another --runs.",
-                       " and ".join(commits_of(result)))
     if any(variant["failed"] for variant in result["variants"]):
         sys.exit(1)
 
 
-def output_files(folder: Path, names: Iterable[str], inputs: list[Path], overwrite: bool) -> dict[str, Path]:
+def output_files(folder: Path, names: Iterable[str], overwrite: bool) -> dict[str, Path]:
     """The files that will be written, by name. Raises `UserError` where one cannot be."""
-    return {name: check_output_file(folder / name, Path(name).suffix, overwrite, inputs) for name in (TABLES, *names)}
-
-
-def planned(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[int], list[Variant]]:
-    """The study, the seeds and the variants to run. Raises `UserError`."""
-    study = read_study(arguments.study)
-    seeds = list(range(1, arguments.seeds + 1)) if arguments.seeds else study["seeds"]
-    return study, seeds, make_variants(study, arguments.opts, arguments.runs)
+    return {name: check_output_file(folder / name, Path(name).suffix, overwrite) for name in (TABLES, *names)}
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
@@ -150,23 +135,14 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"The study {path} cannot be read ({' '.join(str(error).split())}); give a YAML file such as "
-                        "studies/modules.yml.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("variants"), dict) or not found["variants"]:
-        raise UserError(f"The study {path} has no variants; see tools/study.py --help for an example.")
-    if type(found.get("seeds")) is int:
-        found["seeds"] = list(range(1, found["seeds"] + 1))
+    found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
     study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
+    if not study["variants"] or study["seeds"] < 1:
+        raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")
     study["variants"] = {str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
                          for name, variant in study["variants"].items()}
-    for key, allowed in (("seeds", range(2**32)), ("patterns", RETURN_PATTERNS)):
-        values = study[key]
-        if not values or not all(type(value) is int and value in allowed for value in values) or len(set(values)) < len(values):
-            raise UserError(f"The study {path}: {key} is {values!r}, but it must be distinct numbers"
-                            f"{'' if key == 'seeds' else ' of 1, 2 and 3'}, at least one.")
+    if not study["patterns"] or not all(pattern in RETURN_PATTERNS for pattern in study["patterns"]):
+        raise UserError(f"The study {path}: patterns is {study['patterns']!r}, but it must be some of 1, 2 and 3.")
     return study
 
 
@@ -188,70 +164,49 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
         config = variant["config"] or study["config"]
         if not config:
             raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
-        pairs, evaluate = [*cli_args(study["set"] | variant["set"]), *opts], cli_args(variant["evaluate"])
+        pairs = [*(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair), *opts]
         cfg = load_cfg(config, pairs)
-        load_cfg(config, [*pairs, *evaluate])
         # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
         key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
-        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), tuple(evaluate),
-                                runs / f"{Path(config).stem}-{key[:10]}"))
+        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
     return variants
 
 
-def cli_args(values: dict[str, Any]) -> list[str]:
-    return [str(part) for pair in values.items() for part in pair]
-
-
-def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> Failures:
-    """Train and measure whatever is not finished, `jobs` runs at a time; returns the failures."""
-    sharing: dict[Path, list[tuple[Variant, int]]] = defaultdict(list)  # variants that differ only in `evaluate` share a run
-    for variant, seed in product(variants, seeds):
-        sharing[variant.run_folder(seed)].append((variant, seed))
-    failures: Failures = {}
+def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
+    """Train and measure whatever is not finished, `jobs` runs at a time; returns the reason of each failure, by run folder."""
+    runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
     threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
-    waiting = [_processes_of(runs, study, failures, threads) for runs in sharing.values()]
-    running: dict[Iterator[subprocess.Popen], subprocess.Popen] = {}
-    with logging_redirect_tqdm(), progress(total=len(waiting), desc="runs", unit="run") as bar:
+    started: list[subprocess.Popen] = []
+    with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
+        made = {pool.submit(run_steps, *run, study, threads, started): folder for folder, run in runs.items()}
         try:
-            while waiting or running:
-                ready = [run for run, process in running.items() if process.poll() is not None]
-                ready += [waiting.pop(0) for _ in range(min(len(waiting), jobs - len(running)))]
-                for run in ready:
-                    running.pop(run, None)
-                    if process := next(run, None):
-                        running[run] = process
-                    else:
-                        bar.update()
-                time.sleep(POLL)
-        finally:
-            for process in running.values():
+            return {made[one]: one.result() for one in progress(as_completed(made), "runs", len(made), unit="run")
+                    if one.result()}
+        finally:  # after Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
                 process.terminate()
-            for process in running.values():
-                process.wait()
-    return failures
 
 
-def _processes_of(runs: list[tuple[Variant, int]], study: dict[str, Any], failures: Failures,
-                  threads: str) -> Iterator[subprocess.Popen]:
-    """Start the unfinished steps of variants that share a run: a process at a time, the next when that has ended."""
-    errors: dict[Path, str] = {}  # by output; a failed step is not repeated for another variant
-    for variant, seed in runs:
-        folder = variant.run_folder(seed)
-        for words, output in steps(variant, seed, study):
-            if output not in errors and not is_done(output):
-                log = folder.with_suffix(".log")
-                log.parent.mkdir(parents=True, exist_ok=True)
-                with open(log, "a", encoding="utf-8") as file:
-                    yield subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
-                                           env=os.environ | {"OMP_NUM_THREADS": threads})
-                if not is_done(output):
-                    last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-                    errors[output] = last.removeprefix("error: ") if last.startswith("error: ") else (
-                        f"it was stopped before its end; see {log}")
-            if output in errors:
-                failures[variant.name, seed] = errors[output]
-                break
-        logger.info("%s, seed %d: %s", variant.name, seed, failures.get((variant.name, seed), folder))
+def run_steps(variant: Variant, seed: int, study: dict[str, Any], threads: str, started: list[subprocess.Popen]) -> str:
+    """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
+    folder, reason = variant.run_folder(seed), ""
+    log = folder.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for words, output in steps(variant, seed, study):
+        if is_done(output):
+            continue
+        with open(log, "a", encoding="utf-8") as file:
+            process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
+                                       env=os.environ | {"OMP_NUM_THREADS": threads})
+            started.append(process)
+            process.wait()
+        if not is_done(output):
+            last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
+            reason = last.removeprefix("error: ") if last.startswith("error: ") else f"it was stopped before its end; see {log}"
+            break
+    logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
+    return reason
 
 
 def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
@@ -260,12 +215,11 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
-    arguments += [*variant.evaluate, "TEST.WEIGHT", str(folder / LAST)]
-    suffix = f"-{hashlib.sha256(' '.join(variant.evaluate).encode()).hexdigest()[:6]}" if variant.evaluate else ""
+    arguments += ["TEST.WEIGHT", str(folder / LAST)]
     for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
                                   ("selection", "tools/selection_quality.py", ())):
         if study[name] and (name != "selection" or selects_patches(variant.cfg)):
-            output = folder / f"{name}{suffix}.json"
+            output = folder / f"{name}.json"
             found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
                           output))
     return found
@@ -278,21 +232,19 @@ def is_done(output: Path) -> bool:
             and output.stat().st_mtime >= record.stat().st_mtime)
 
 
-def gather(variant: Variant, seeds: list[int], failures: Failures, study: dict[str, Any]) -> dict[str, Any]:
+def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
     command = shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *variant.arguments])
-    found: dict[str, Any] = {"command": command, "evaluate": list(variant.evaluate), "records": {}, "made_with": {},
-                             "failed": {}, "missing": {}, "selection": {}}
+    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
         found["records"][name] = read_records(folder)
         found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
-        if (variant.name, seed) in failures:
-            found["failed"][name] = failures[variant.name, seed]
+        if folder in failures:
+            found["failed"][name] = failures[folder]
             continue
         for _, output in steps(variant, seed, study)[1:]:
-            measurement = output.stem.partition("-")[0]
-            found[measurement][name] = read_json(output)["cases"] if measurement == "missing" else read_json(output)
+            found[output.stem][name] = read_json(output)["cases"] if output.stem == "missing" else read_json(output)
     return found
 
 

@@ -1,6 +1,8 @@
-"""The command of a training: start or resume the run of a configuration."""
+"""The command of a training: start or resume the run of a configuration in OUTPUT_DIR."""
 import argparse
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,17 +11,19 @@ from yacs.config import CfgNode
 from demo_sdtps.config.cli import add_overwrite, config_parser, print_lines
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.runtime.device import choose_device
-from demo_sdtps.runtime.distributed import check_equal, is_main
-from demo_sdtps.training.digest import check_unchanged
-from demo_sdtps.training.folder import locked_output, run_folder
-from demo_sdtps.training.record import mark_finished, restore_threads
-from demo_sdtps.training.resume import Resumed, find_run
-from demo_sdtps.training.tracking import check_tracking
+from demo_sdtps.runtime.device import choose_device, log_to
+from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main
+from demo_sdtps.runtime.files import LOCK, atomic_write, locked
+from demo_sdtps.training.output import CONFIG, LAST, LOG, PREVIOUS, check_tracking, make_output
+from demo_sdtps.training.record import mark_finished, restore_threads, track_run
+from demo_sdtps.training.resume import Resumed, check_unchanged, find_run
+from demo_sdtps.training.stop import Stopped
 from demo_sdtps.training.trainer import Trainer
 
 FILES = ("OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
          "last.pth and best.pth. RESUME auto continues it.")
+
+logger = logging.getLogger(__name__)
 
 
 def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
@@ -31,13 +35,13 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
     return parser
 
 
-def train(cfg: CfgNode, overwrite: bool, inputs: Sequence[str | Path],
-          make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer], schema: Schema = DEMO_SCHEMA) -> None:
-    """Start or resume the run of `cfg`, which reads the folders `inputs`, in each of the processes.
+def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],
+          schema: Schema = DEMO_SCHEMA) -> None:
+    """Start or resume the run of `cfg` in each of the processes.
 
     Nothing is written or replaced before the input has been checked. Raises `UserError`.
     """
-    with locked_output(cfg, inputs):
+    with locked_output(cfg):
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
@@ -53,3 +57,49 @@ def train(cfg: CfgNode, overwrite: bool, inputs: Sequence[str | Path],
             check_unchanged(resumed, trainer.data)
         with run_folder(cfg, device, resumed) as output:
             trainer.run(output, resumed)
+
+
+@contextmanager
+def locked_output(cfg: CfgNode) -> Iterator[None]:
+    """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
+
+    Raises `UserError` where another run does, and where the folder cannot be written.
+    """
+    output = Path(cfg.OUTPUT_DIR)
+    if not is_main():
+        yield
+        return
+    with locked(output / LOCK, f"OUTPUT_DIR {output}"):
+        yield
+
+
+@contextmanager
+def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
+    """OUTPUT_DIR with configuration, log and record of the run in the context.
+
+    `Stopped` ends the context without an error, and after Ctrl-C as `KeyboardInterrupt`. Files of an earlier run are replaced,
+    unless it is resumed. Only the main process writes. Raises `UserError`.
+    """
+    output = Path(cfg.OUTPUT_DIR)
+    all_gather_object(None)  # wait: another process may still read what is replaced
+    try:
+        if not is_main():
+            yield output
+            return
+        if not resumed:
+            make_output(output)
+        elif resumed.path.name == PREVIOUS:
+            # The next save would otherwise keep the damaged one as the previous checkpoint, in place of the good one.
+            (output / LAST).unlink(missing_ok=True)
+        with atomic_write(output / CONFIG) as temporary:
+            temporary.write_text(cfg.dump(), encoding="utf-8")
+        with log_to(output / LOG), track_run(output, cfg, device, resumed):
+            if resumed:
+                logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
+            yield output
+            logger.info("the run is in %s", output)
+    except Stopped as stopped:
+        logger.info("stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
+                    stopped.args[0] or "a signal to another process", output)
+        if stopped.args[0] == "SIGINT":
+            raise KeyboardInterrupt from None

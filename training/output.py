@@ -1,15 +1,17 @@
-"""The files of a run: their names, metrics.json, TensorBoard and Weights & Biases."""
+"""The files of a run: their names, metrics.json, TensorBoard and, with SOLVER.WANDB, Weights & Biases in OUTPUT_DIR/wandb."""
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.runtime.distributed import is_main
-from demo_sdtps.runtime.files import read_json, write_json
-from demo_sdtps.training.tracking import wandb_run
+from demo_sdtps.runtime.errors import check_extra
+from demo_sdtps.runtime.files import read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
@@ -18,6 +20,8 @@ EVENTS = "events.out.tfevents.*"
 
 Board = Callable[[Mapping[str, float], int], None]
 """Writes the scalars of an epoch by name."""
+
+logger = logging.getLogger(__name__)
 
 
 def own_files(output: Path) -> list[Path]:
@@ -45,7 +49,7 @@ def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Itera
     with ExitStack() as stack:
         boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
         if boards and cfg.SOLVER.WANDB:
-            boards.append(stack.enter_context(wandb_run(cfg, output, read_json(output / RECORD).get("id"))))
+            boards.append(stack.enter_context(_wandb(cfg, output, read_json(output / RECORD).get("id"))))
         yield boards
 
 
@@ -63,8 +67,44 @@ def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
         yield write
 
 
-def write_records(records: list[dict], output: Path, boards: list[Board], scalars: Mapping[str, float]) -> None:
-    """Write all records to metrics.json, and scalars of the last epoch to the boards. Raises `UserError`."""
-    write_json(output / METRICS, records)
-    for write in boards:
-        write(scalars, records[-1]["epoch"])
+def check_tracking(cfg: CfgNode) -> None:
+    """Raise `UserError` where SOLVER.WANDB is set and wandb is not installed, or nobody is logged in."""
+    if not cfg.SOLVER.WANDB:
+        return
+    check_extra("SOLVER.WANDB", "wandb", {"wandb": "wandb"})
+    if is_main():
+        import wandb
+
+        with _starting():
+            if wandb.setup().settings.mode == "online":
+                wandb.login(verify=False)
+
+
+@contextmanager
+def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board]:
+    """A resumed run goes on under its identifier. Raises `UserError` where wandb cannot start."""
+    import wandb
+
+    with _starting():
+        run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow", id=identifier,
+                         config=yaml.safe_load(cfg.dump()),
+                         settings=wandb.Settings(console="off", disable_git=True, silent=True))
+    logger.info("Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled")
+    exit_code = 1
+    try:
+        yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
+        exit_code = 0
+    finally:
+        run.finish(exit_code=exit_code)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Inside, errors of wandb are raised as `UserError`."""
+    import wandb
+
+    try:
+        yield
+    except (wandb.Error, ValueError, OSError) as error:
+        raise UserError(f"SOLVER.WANDB is set, but Weights & Biases cannot start ({' '.join(str(error).split())}); run 'wandb "
+                        "login', set WANDB_MODE=offline, or leave the key out.") from None

@@ -21,9 +21,8 @@ from demo_sdtps.modeling.pretrained import load_pretrained
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
-from demo_sdtps.training.digest import digest_data
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
-from demo_sdtps.training.resume import Resumed
+from demo_sdtps.training.resume import Resumed, digest_data
 from demo_sdtps.training.trainer import PART, Evaluation, Trainer
 
 

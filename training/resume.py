@@ -1,28 +1,41 @@
-"""Whether a command starts or resumes a run (RESUME), and from which checkpoint."""
+"""Whether a command starts or resumes a run (RESUME), from which checkpoint, and the state of a training in it."""
 import logging
+import os
+import random
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
+import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.modeling.weight_files import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import LOAD_ERRORS, load_torch
 from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
-from demo_sdtps.training.state import STATE
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR", "RESUME",  # the run's folder
-    "DATASETS.ROOT_DIR",  # the data's folder; training/digest.py compares what files are in it
+    "DATASETS.ROOT_DIR",  # the data's folder; `check_unchanged` compares what files are in it
     "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
     "SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
     "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
     "SOLVER.MAX_EPOCHS",  # the learning rates follow it: the numbers are not those of a run that had it from the beginning
 )
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
+
+STATE = ("model", "epoch", "config", "step", "best", "records", "meter", "optimizers", "scaler", "random")
+"""Entries of last.pth that resuming needs: `epoch` epochs are done, and `step` steps of the next.
+
+Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
+of an epoch follow from the seed (datasets/samplers.py)."""
+
+DIGEST = "files"
+"""Entry of last.pth: the `digest_data` of the run."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,3 +147,48 @@ def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[s
     before, now = flat(stored, schema), flat(cfg, schema)
     return {key: (repr(before[key]), repr(value)) for key, value in sorted(now.items())
             if key not in RESUMABLE_KEYS and before[key] != value}
+
+
+def digest_data(root: str, files: Mapping[str, Sequence[str]], texts: Mapping[str, Iterable[str]] | None = None,
+                ) -> dict[str, str]:
+    """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
+    images are not read."""
+    entries: dict[str, Iterable[str]] = {
+        part: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths) for part, paths in files.items()}
+    found = {}
+    for part, lines in (entries | dict(texts or {})).items():
+        digest = blake2b(digest_size=16)
+        for line in lines:
+            digest.update(line.encode(errors="surrogatepass") + b"\0")
+        found[part] = digest.hexdigest()
+    return found
+
+
+def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
+    """Raise `UserError` where the data have changed since; a checkpoint of an earlier version has no digest of them."""
+    before = resumed.state.get(DIGEST, now)
+    changed = [part for part in {**now, **before} if before.get(part) != now.get(part)]
+    if changed:
+        raise UserError(f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "
+                        "added, removed, renamed or changed in size, or its texts edited; put back what it had, or start "
+                        "another run in another OUTPUT_DIR.")
+
+
+def random_states() -> dict[str, object]:
+    """The states of the random generators of Python, NumPy and torch, on all devices."""
+    version, words, gauss = random.getstate()
+    # NumPy's type does not tell the tuple, which this call gives, from the dict of legacy=False.
+    name, keys, *rest = cast(tuple, np.random.get_state())
+    return {"python": [version, list(words), gauss], "numpy": [name, keys.tolist(), *rest], "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def set_random_states(states: Mapping) -> None:
+    """Set the random generators to the states that `random_states` gave."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
+            torch.cuda.set_rng_state(state, device)

@@ -16,16 +16,16 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.modeling.checkpoint import fill_model, save_checkpoint
 from demo_sdtps.modeling.weights import current_names
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
+from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.digest import DIGEST
 from demo_sdtps.training.monitor import LossMonitor, Meter
-from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards, write_records
-from demo_sdtps.training.resume import Resumed
-from demo_sdtps.training.state import random_states, set_random_states
+from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards
+from demo_sdtps.training.resume import DIGEST, Resumed, random_states, set_random_states
 from demo_sdtps.training.stop import Stopped, StopRequest
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -210,7 +210,9 @@ class Trainer(ABC, Generic[Model, Batch]):
         if not is_main():
             return
         scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
-        write_records(self.records, self.output, self.boards, scalars)
+        write_json(self.output / METRICS, self.records)
+        for write in self.boards:
+            write(scalars, epoch)
         if evaluation:
             title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
             logger.info("%s\n%s", title, evaluation.table)

@@ -37,23 +37,18 @@ def replace_ranking(checkout: Checkout) -> None:
           "generalFusion (HDM and ATMoE)")
 
 
-def _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50) -> tuple[np.ndarray, float]:
+def _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    return _ranking(distmat, q_pids, g_pids, q_camids, g_camids, max_rank)
+    found = evaluate_distances(torch.as_tensor(distmat), *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)), **scenes,
+                               max_rank=min(max_rank, distmat.shape[1]))
+    return found.cmc.numpy(), found.mAP
 
 
 def _eval_func_msrv(distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids,
                     max_rank=50) -> tuple[np.ndarray, float]:
     """MSVR310's protocol: as `_eval_func`, by scenes in place of cameras."""
-    return _ranking(distmat, q_pids, g_pids, q_camids, g_camids, max_rank,
-                    query_scenes=torch.as_tensor(q_sceneids), gallery_scenes=torch.as_tensor(g_sceneids))
-
-
-def _ranking(distmat: np.ndarray, q_pids: np.ndarray, g_pids: np.ndarray, q_camids: np.ndarray, g_camids: np.ndarray,
-             max_rank: int, **scenes: torch.Tensor) -> tuple[np.ndarray, float]:
-    found = evaluate_distances(torch.as_tensor(distmat), *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)), **scenes,
-                               max_rank=min(max_rank, distmat.shape[1]))
-    return found.cmc.numpy(), found.mAP
+    return _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank,
+                      query_scenes=torch.as_tensor(q_sceneids), gallery_scenes=torch.as_tensor(g_sceneids))
 
 
 class FastFusion(nn.Module):

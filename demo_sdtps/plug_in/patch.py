@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import nn
 from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values
-from demo_sdtps.plug_in.patched import Patched, make_patched
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +31,24 @@ REDUCES = ("rgb_reduce", "nir_reduce", "tir_reduce")
 BY_HAND = "docs/plug_in.md says how to make the changes by hand"
 
 _thread = threading.local()
+
+
+class Patched:
+    """Base of the classes with our methods, which `make_patched` puts before a class of the checkout."""
+
+    suffix: str
+    _host: type  # the class of the checkout
+
+
+@lru_cache
+def _class(ours: Any, host: Any) -> Any:
+    return type(f"{host.__name__}{ours.suffix}", (ours, host), {"__module__": host.__module__, "_host": host})
+
+
+def make_patched(instance: Any, ours: type) -> None:
+    """Give `instance` the methods of `ours`, a subclass of `Patched` with a `suffix` of names, in place."""
+    host: Any = type(instance)
+    instance.__class__ = _class(ours, host)
 
 
 class SeenPass:
@@ -181,7 +199,7 @@ def patch(model: Any, cfg: CfgNode) -> Any:
 def _add_sdtps(model: Any, cfg: CfgNode, patches: int) -> None:
     device = list(model.parameters())[-1].device
     width = 3 * model.feat_dim
-    model.sdtps = _selector(model, cfg, patches)
+    model.sdtps = _make_sdtps(model, cfg, patches)
     model.bottleneck_sdtps = nn.BatchNorm1d(width)
     model.bottleneck_sdtps.bias.requires_grad_(False)
     model.classifier_sdtps = nn.Linear(width, model.num_classes, bias=False)
@@ -210,7 +228,7 @@ def _grid(model: Any, cfg: CfgNode) -> tuple[int, int]:
     return rows, columns
 
 
-def _selector(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
+def _make_sdtps(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
     try:
         return MultiModalSDTPS(model.feat_dim, patches,
                                **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})

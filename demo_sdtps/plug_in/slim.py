@@ -23,7 +23,7 @@ from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.slimming import Slimming
-from demo_sdtps.plug_in.patched import Patched, make_patched
+from demo_sdtps.plug_in.patch import Patched, make_patched
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

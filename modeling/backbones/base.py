@@ -36,6 +36,12 @@ class Tokens:
         end = self.values.shape[1] - self.extra
         return self.values[:, end - count:end]
 
+    def grid_positions(self, patches: int) -> torch.Tensor:
+        """(B, n) int64: index of each patch on a grid of `patches`, also where `positions` is None."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(patches, device=self.values.device).repeat(self.values.shape[0], 1)
+
     def with_values(self, values: torch.Tensor) -> "Tokens":
         return Tokens(values, self.positions, self.sizes, self.extra)
 

@@ -84,17 +84,18 @@ class SDTPS(GuidedScore):
         self.patches, self.keep = patches, sdtps.keep
 
     def mlp(self, modality: str) -> nn.Module:
-        return self._module(modality, "sparse").score_predictor
+        return self.part(modality, "sparse").score_predictor
 
     def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
         """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
         found = {}
         for modality, score in self.scores(context).items():
             tokens = context.tokens[modality]
-            kept, extra, mask, decision, index = self._module(modality, "sparse").split(tokens, score)
-            aggregated = self._module(modality, "aggr")(kept, decision)
+            kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
+            aggregated = self.part(modality, "aggr")(kept, decision)
             found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
         return found
 
-    def _module(self, modality: str, part: str) -> Any:
+    def part(self, modality: str, part: str) -> Any:
+        """The `TokenSparse` ("sparse") or `TokenAggregation` ("aggr") of a modality."""
         return getattr(self, f"{STATE_NAMES[MODALITIES.index(modality)]}_{part}")

@@ -26,9 +26,14 @@ function plot(id, build) {
   redraws.push(draw);
 }
 
+const trained = DATA.records.filter((record) => "loss" in record);
+const tested = DATA.records.filter((record) => "patterns" in record);
+const epochs = (records) => records.map((record) => record.epoch);
+
 plot("training", () => [[
-  { x: DATA.curves.epochs, y: DATA.curves.loss, name: "loss", line: { color: colour("accent") }, hovertemplate: "%{y:.3f}" },
-  { x: DATA.curves.epochs, y: DATA.curves.accuracy.map((value) => 100 * value), name: "accuracy", yaxis: "y2",
+  { x: epochs(trained), y: trained.map((record) => record.loss), name: "loss", line: { color: colour("accent") },
+    hovertemplate: "%{y:.3f}" },
+  { x: epochs(trained), y: trained.map((record) => 100 * record.accuracy), name: "accuracy", yaxis: "y2",
     line: { color: PALETTE[1] }, hovertemplate: "%{y:.1f} %" },
 ], layout("epoch", "loss", {
   showlegend: false, hovermode: "x unified", yaxis: coloured("loss", colour("accent")),
@@ -36,8 +41,8 @@ plot("training", () => [[
     tickmode: "linear" },
 })]);
 
-plot("testing", () => [Object.entries(DATA.curves.measures).flatMap(([measure, patterns]) => patterns.map((values, pattern) => ({
-  x: DATA.curves.tested, y: values.map((value) => 100 * value), name: DATA.patterns[pattern], legendgroup: pattern,
+plot("testing", () => [["mAP", "Rank-1"].flatMap((measure) => DATA.patterns.map((name, pattern) => ({
+  x: epochs(tested), y: tested.map((record) => 100 * record.patterns[pattern + 1][measure]), name, legendgroup: pattern,
   showlegend: measure === "mAP", line: { color: PALETTE[pattern], dash: measure === "mAP" ? "solid" : "dot" },
   hovertemplate: `${measure} %{y:.1f} %`,
 }))), layout("epoch", "%", {

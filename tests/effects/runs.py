@@ -21,7 +21,7 @@ from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.distributed import check_launch
 from demo_sdtps.training import reid, trainer
 from demo_sdtps.training.optim import make_optimizer
-from demo_sdtps.training.tracking import check_tracking
+from demo_sdtps.training.output import check_tracking
 from demo_sdtps.training.trainer import Trainer
 from effects.base import LABELS, effect, images_of, is_reported, model_of
 
