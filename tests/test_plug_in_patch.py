@@ -161,7 +161,8 @@ def test_patch_needs_torch_and_yacs_alone(tmp_path):
                "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
                "for module in [module for name, module in sys.modules.items() if name.startswith('demo_sdtps')]:\n"
                "    tree = ast.parse(text := pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))\n"
-               "    typed = any(isinstance(part, ast.Subscript) for node in ast.walk(tree) for name in ('annotation', 'returns')\n"
+               "    typed = any(isinstance(part, ast.Subscript) for node in ast.walk(tree) "
+               "for name in ('annotation', 'returns')\n"
                "                if getattr(node, name, None) "
                "for part in ast.walk(getattr(node, name)))\n"
                "    assert not typed or 'from __future__ import annotations' in text, module")
