@@ -31,10 +31,14 @@ def main() -> int:
         rows = [numeric_tests(setting, seed, log) for setting, seed in progress(cases, "numeric tests", unit="run")]
     if arguments.json:
         arguments.json.write_text(json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n")
-    print("| processor | TEST_SEED | passed | failed | largest share of a tolerance |\n|---|---|---|---|---|")
-    for row in rows:
-        print("| {setting} | {seed} | {passed} | {failed} | {share:.2f} |".format(**row))
+    print(table(rows))
     return int(any(row["failed"] for row in rows))
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as Markdown, which docs/agreement.md shows."""
+    head = "| processor | TEST_SEED | passed | failed | largest share of a tolerance |\n|---|---|---|---|---|\n"
+    return head + "\n".join("| {setting} | {seed} | {passed} | {failed} | {share:.2f} |".format(**row) for row in rows)
 
 
 def numeric_tests(setting: str, seed: int, log) -> dict:

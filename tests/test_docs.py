@@ -5,9 +5,12 @@ import shlex
 from importlib import import_module
 
 import pytest
+import seeds
 from commands import ROOT
 from scipy import stats
 
+from demo_sdtps.config.schema import KEYS
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.tools import demo_figures
 
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
@@ -111,6 +114,12 @@ def test_the_demo_is_compared_with_the_readme(tmp_path, command):
     assert rows == shown.split(" / ")
 
 
+def test_the_numeric_tests_of_the_page_are_those_measured():
+    measured = json.loads((ROOT / "docs" / "seeds.json").read_text())
+    assert seeds.table(measured["rows"]) in text(ROOT / "docs" / "agreement.md")
+    assert len(measured["rows"]) == 15 and not any(row["failed"] for row in measured["rows"])
+
+
 def test_the_layout_names_every_folder():
     layout = BLOCK.findall(text(ROOT / "docs" / "layout.md"))[0][1]
     named = {name.rstrip("/,") for line in layout.splitlines() for name in line[:28].split() if not line.startswith(" ")}
@@ -118,3 +127,9 @@ def test_the_layout_names_every_folder():
     folders = {name for name in linked if (ROOT / name).is_dir()}
     assert folders | {"demo_sdtps", "docs", "tests"} <= named
     assert all((ROOT / name).exists() for name in named)
+
+
+@pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/configurations"])
+def test_the_keys_of_a_page_exist(name):
+    keys = set(re.findall(r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b", text(ROOT / f"{name}.md")))
+    assert keys <= {key.name for key in (*KEYS, *SEPS_SCHEMA.keys)}

@@ -24,7 +24,7 @@ from demo_sdtps.training.output import RECORD
 from demo_sdtps.training.resume import Resumed
 from demo_sdtps.training.stop import Stopped
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 COMPARED = {"versions": ("python", *PACKAGES, "cuda"), "machine": ("name", "cpu", "threads")}
 FINISHED = "finished"
