@@ -32,6 +32,13 @@ def reader_of(cfg: CfgNode) -> Reader:
     return READERS[name]
 
 
+def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
+    """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`; None is unknown."""
+    if data_set not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
+        raise UserError(f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
+                        f"use a configuration for {data_set} or other weights.")
+
+
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """Samples by split. Raises `UserError` for an unknown or missing data set, a missing split or image, or a wrong name."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)

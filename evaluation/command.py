@@ -6,7 +6,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import CheckpointFlag
-from demo_sdtps.datasets import Sample, read_splits, reader_of
+from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
 from demo_sdtps.runtime.device import choose_device, set_seed
@@ -38,10 +38,10 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     `prepare_evaluation`.
     """
     device = prepare_evaluation(cfg, EXAMPLE, several)
-    reader_of(cfg)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    check_trained_on(cfg, checkpoint.dataset, checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
-    load_weights(cfg, model, checkpoint)
+    load_weights(model, checkpoint)
     found = read_splits(cfg, splits)
     check_equal(found, "samples")
     cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)

@@ -10,7 +10,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.datasets import reader_of
 from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, load_torch, tensors_of
 from demo_sdtps.runtime.files import atomic_write
 
@@ -103,15 +102,12 @@ def _load(path: Path, example: str, without_weights: bool = False) -> object:
                         "file is damaged or cut short); give another file.") from None
 
 
-def load_weights(cfg: CfgNode, model: nn.Module, checkpoint: Checkpoint) -> None:
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint's weights into `model`.
 
     Those of a score of patches are left out, with a warning, where the model's has none. Raises `UserError` naming the first
-    keys where they do not fit, or where they belong to another data set.
+    keys where they do not fit.
     """
-    if checkpoint.dataset not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
-        raise UserError(f"The weights {checkpoint.path} were trained on {checkpoint.dataset}, but the configuration is for "
-                        f"{cfg.DATASETS.NAMES}; use a configuration for {checkpoint.dataset} or other weights.")
     weights = checkpoint.model
     if not any(name.startswith(SLIMMING) for name in model.state_dict()):
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(SLIMMING)}

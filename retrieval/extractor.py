@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
 from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import Each, test_transform
@@ -52,7 +53,8 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num)
-    load_weights(cfg, extractor.model, checkpoint)
+    check_trained_on(cfg, checkpoint.dataset, checkpoint.path)
+    load_weights(extractor.model, checkpoint)
     return extractor
 
 

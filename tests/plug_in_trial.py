@@ -97,7 +97,7 @@ def compare(checkout, folder, opts):
     ours_opts = [str(word) for word in opts[2:]]
     ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [*ours_opts, "MODEL.USE_SDTPS", "True"])
     ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
-    load_weights(ours_cfg, ours, read_checkpoint(folder / "DeMo.pth"))
+    load_weights(ours, read_checkpoint(folder / "DeMo.pth"))
     copied = copy.deepcopy(model).eval()
     model.eval(), plain.eval()
     fast = None
@@ -131,7 +131,7 @@ def slimmed(checkout, folder, opts):
     torch.save(model.eval().state_dict(), folder / "slimmed.pth")
     ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
     ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
-    load_weights(ours_cfg, ours, read_checkpoint(folder / "slimmed.pth"))
+    load_weights(ours, read_checkpoint(folder / "slimmed.pth"))
     with torch.no_grad():
         (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
         error = max(relative(model(given, cam_label=cameras, return_pattern=pattern), feature)

@@ -187,6 +187,7 @@ def test_imports_go_one_way():
                 module = (getattr(node, "module", None) or "").split(".") if isinstance(node, ast.ImportFrom) else []
                 if module[:1] == ["demo_sdtps"] and module[1:2] and module[1] in ROOMS:
                     assert ROOMS.index(module[1]) <= ROOMS.index(room), f"{path}:{node.lineno}"
+                    assert (room, module[1]) != ("modeling", "datasets"), f"{path}:{node.lineno}"
 
 
 def test_stable_names_that_moved_are_found_for_one_more_release():

@@ -127,7 +127,7 @@ def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
         name: tensor.shape for name, tensor in result["weights"].items()}
 
     torch.save(result["weights"], tmp_path / "host.pth")
-    load_weights(cfg, model, read_checkpoint(tmp_path / "host.pth"))
+    load_weights(model, read_checkpoint(tmp_path / "host.pth"))
     with torch.no_grad(), margins() as found:
         cases = [missing_modalities(cfg.TEST.MISS)]
         (patterns,) = model.extract_features(result["images"], torch.arange(BATCH) % CAMERAS, cases)

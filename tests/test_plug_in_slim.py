@@ -56,7 +56,7 @@ def ours(monkeypatch, tmp_path):
                                   "MODEL.HEAD", "4", *words])
         torch.save(model.state_dict(), tmp_path / "theirs.pth")
         found = make_model(cfg, CLASSES, CAMERAS)
-        load_weights(cfg, found, read_checkpoint(tmp_path / "theirs.pth"))
+        load_weights(found, read_checkpoint(tmp_path / "theirs.pth"))
         return cfg, found.eval()
 
     return load
