@@ -14,7 +14,7 @@ CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 class CropTransform:
     """uint8 (3, h, w) → float32 (3, H, W): random resized crop (Inception), flip, normalise.
 
-    Randomness as in `datasets.transforms.TrainTransform`.
+    All random numbers come from the generator `draw`, so that a sample's seed determines its crop.
     """
 
     def __init__(self, cfg: CfgNode):
