@@ -23,8 +23,8 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.scores.base import ByModality
-from demo_sdtps.modeling.slimming import Slimming
+from demo_sdtps.modeling.slimming import Slimming, make_slimming
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer
 
@@ -72,7 +72,7 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequ
     device, batch = choose_device(cfg), FEW if quick else 2 * FEW
     model = make_model(cfg, CLASSES, CAMERAS)
     slimmed = {setting.name: setting.of(cfg) for setting in settings}
-    stages = {name: Slimming(own, model.backbone) for name, own in slimmed.items()}
+    stages = {name: make_slimming(own, model.backbone) for name, own in slimmed.items()}
     operations: dict[str, float] = {DENSE: count_macs(cfg, model)[""]}
     for name, own in slimmed.items():
         model.slimming = stages[name]

@@ -1,12 +1,14 @@
 """Which scores MODEL.SLIM_SCORE can name, where the class of each is, and which of them read masks."""
+from __future__ import annotations
+
 import sys
 from pkgutil import resolve_name
-from typing import NamedTuple
-
-from yacs.config import CfgNode
+from typing import TYPE_CHECKING, NamedTuple
 
 from demo_sdtps.runtime.errors import UserError, nearest
 
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
 
 class ScoreEntry(NamedTuple):
     place: str  # module:class

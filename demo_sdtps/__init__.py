@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from demo_sdtps.config import get_cfg, load_cfg
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
+    from demo_sdtps.modeling.slim import slim, slim_loss, unslim
     from demo_sdtps.plug_in.config import add_config
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor, load
 
-__all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch"]
+__all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch",
+           "slim", "slim_loss", "unslim"]
 
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 _folder = Path(__file__).resolve().parent
@@ -28,4 +30,5 @@ __getattr__ = lazy_names(__name__, {
     "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
     "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load",
     "load": "demo_sdtps.retrieval.extractor", "Extractor": "demo_sdtps.retrieval.extractor",
+    **dict.fromkeys(("slim", "slim_loss", "unslim"), "demo_sdtps.modeling.slim"),
     "add_config": "demo_sdtps.plug_in.config", "patch": "demo_sdtps.plug_in.patch"})

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.backbones.base import Backbone, Tokens
+from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import check_finite
-from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.tokens import ByModality, Tokens, split_rows
 
 
 class Maps(NamedTuple):
@@ -66,7 +67,9 @@ def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     product = torch.eye(first.values.shape[1], device=first.values.device).repeat(first.values.shape[0], 1, 1)
     for index, tokens in enumerate(seen):
         product = _carried(product, seen[max(0, index - 1)], tokens, backbone)
-        product = (attention_weights(backbone, tokens, index).mean(dim=1) @ product + product) / 2
+        rope = backbone.block_arguments(tokens)(index).get("rope")
+        seen_by = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
+        product = (seen_by @ product + product) / 2
     positions = first.grid_positions(backbone.num_patches)
     return _on_grid(product[:, 0, prefix:prefix + positions.shape[1]], positions, seen[-1], context, backbone)
 

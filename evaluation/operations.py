@@ -16,8 +16,8 @@ from demo_sdtps.modeling.inference import inference
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
-               "minimum", "mul", "neg", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
-FREE = ("aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
+               "minimum", "mul", "neg", "pow", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
+FREE = ("__or__", "aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
         "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "searchsorted", "sort", "topk",
         "unflatten", "view_as", "where")
 
@@ -62,7 +62,7 @@ def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps:
         return 1 + model.sdtps.part(MODALITIES[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
-    return 1 + (model.slimming.counts[-1] if model.slimming else model.backbone.num_patches)
+    return 1 + (model.slimming.counts(model.backbone.num_patches)[-1] if model.slimming else model.backbone.num_patches)
 
 
 def plain_hdm_macs(width: int, tokens: int) -> int:

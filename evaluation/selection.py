@@ -14,7 +14,8 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.inference import check_features, check_finite
-from demo_sdtps.modeling.scores.base import ByModality, Context
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.runtime.progress import progress
 
 SHARES = ("base_rate", "kept", "recall")

@@ -13,9 +13,10 @@ from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
-from demo_sdtps.modeling.scores.base import ByModality, Context, split_rows
+from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.guided import SDTPS
-from demo_sdtps.modeling.slimming import Slimming, patch_shares
+from demo_sdtps.modeling.slimming import make_slimming, patch_shares, slim_backbone
+from demo_sdtps.modeling.tokens import ByModality, split_rows
 
 
 class PIFE(nn.Module):
@@ -46,7 +47,7 @@ class DeMo(nn.Module):
         self.num_class, self.camera_num = num_class, camera_num
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
-        self.slimming = Slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
+        self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
         self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
         self.hdm = HDM(width) if cfg.MODEL.HDM else None
@@ -66,7 +67,7 @@ class DeMo(nn.Module):
             self.backbone.vit.requires_grad_(False)
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
-        patches = self.slimming.counts[-1] if self.slimming else self.backbone.num_patches
+        patches = self.slimming.counts(self.backbone.num_patches)[-1] if self.slimming else self.backbone.num_patches
         settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
         try:
             return SDTPS(self.backbone.width, self.backbone.grid_size, patches, **settings)
@@ -154,8 +155,8 @@ class DeMo(nn.Module):
     def _slim(self, stem: ByModality, images: ByModality, missing: frozenset[str]) -> Context:
         """The other blocks, and PIFE."""
         assert self.slimming
-        foreground = patch_shares(images[MASK], self.backbone) if MASK in images else None
-        slimmed = self.slimming(self.backbone, stem, missing, _present(images), foreground)
+        foreground = patch_shares(images[MASK], *self.backbone.patch_windows) if MASK in images else None
+        slimmed = slim_backbone(self.slimming, self.backbone, stem, missing, _present(images), foreground)
         global_feats = self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
         return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
                        positions=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)

@@ -1,24 +1,32 @@
 """Slimming is token pruning: it drops patches between the blocks of the backbone, by a score, and merges them (docs/method.md).
 
 The modalities are stacked along the batch dimension, so that a stage is one gather, whatever it keeps. The numbers of tokens
-depend on the configuration alone.
+depend on the settings alone. `Slimming` is free of its host: this project's model calls it in `slim_backbone`, any other
+Vision Transformer through hooks (slim.py).
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Backbone, Tokens
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights, check_class_attention, keys
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score, Stage, remaining_patches, split_rows
+from demo_sdtps.modeling.scores.base import Context, Score, Stage
 from demo_sdtps.modeling.sdtps import select, take
+from demo_sdtps.modeling.tokens import ByModality, Tokens, split_rows
+from demo_sdtps.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from demo_sdtps.modeling.backbones.base import Backbone
+
+NAMES = ("blocks", "keep", "score")
 
 
 @dataclass(frozen=True)
@@ -31,95 +39,79 @@ class Slimmed:
     loss: torch.Tensor | None  # (1,): mean of the stages' losses with their weight; None where no score has one
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one stage makes of the tokens between two blocks."""
+
+    tokens: Tokens
+    stage: Stage
+    loss: torch.Tensor | None  # a scalar with its weight; None where the score has none
+
+
 class Slimming(nn.Module):
-    """The stages of MODEL.SLIM_BLOCKS, each with a score of its own. `counts` are the patches that each keeps.
+    """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the patches there are, each by a
+    score of its own. With `merge` the dropped patches are merged; with `shared` the modalities of a triplet keep the same."""
 
-    Raises `UserError` for blocks that the backbone does not have, where less than one patch would be left, and for a score of
-    the class token's attention where the blocks' attention is not known.
-    """
-
-    def __init__(self, cfg: CfgNode, backbone: Backbone):
+    def __init__(self, blocks: Sequence[int], keep: Sequence[float], scores: Sequence[Score], merge: bool = True,
+                 shared: bool = True):
         super().__init__()
-        model, depth = cfg.MODEL, len(backbone.vit.blocks)
-        self.blocks = tuple(model.SLIM_BLOCKS)
-        if not all(0 <= block < depth for block in self.blocks):
-            raise UserError(f"MODEL.SLIM_BLOCKS is {list(self.blocks)}, but {model.TRANSFORMER_TYPE} has {depth} blocks, so "
-                            f"patches can be dropped after blocks 0 (the input) to {depth - 1}; choose among these.")
-        self.patches, self.counts = backbone.num_patches, remaining_patches(backbone.num_patches, model.SLIM_KEEP)
-        self.depth, self.grid, self.shared, self.merge = depth, backbone.grid_size, model.SLIM_SHARED, model.SLIM_MERGE
-        self.scores = nn.ModuleList(make_score(model.SLIM_SCORE, cfg, backbone.vit.embed_dim, backbone.grid_size)
-                                    for _ in self.blocks)
-        for block, score in zip(self.blocks, self.stage_scores, strict=True):
-            if score.needs_attention or score.needs_keys:
-                check_class_attention(backbone.vit.blocks[block], f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}")
+        self.blocks, self.keep, self.merge, self.shared = tuple(blocks), tuple(keep), merge, shared
+        self.scores = nn.ModuleList(scores)
 
     @property
     def stage_scores(self) -> list[Score]:
         return list(self.scores)  # type: ignore[arg-type]  # a ModuleList does not know the type of its modules
 
-    def forward(self, backbone: Backbone, stem: ByModality, missing: frozenset[str] = frozenset(),
-                images: Mapping[str, torch.Tensor] | None = None, foreground: torch.Tensor | None = None) -> Slimmed:
-        """Tokens after `blocks[0]` blocks, (B, P + N, C) by modality → those after all, slimmed.
+    def counts(self, patches: int) -> tuple[int, ...]:
+        """Patches of a grid of `patches` that each stage leaves."""
+        return remaining_patches(patches, self.keep)
 
-        The images of `missing` modalities are zeros and do not affect what is kept. `images` and `foreground` (B, N), share of
-        each patch in the foreground mask, are for the scores that read them.
+    def forward(self, number: int, tokens: Tokens, seen: Context, names: Sequence[str], block: nn.Module, prefix: int,
+                rope: torch.Tensor | None = None, score: torch.Tensor | None = None) -> Step:
+        """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
+        tokens before the patches.
+
+        `seen` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary embedding
+        that the block is given. `score` (B, n) is used in place of the stage's own.
         """
-        names, extras = tuple(stem), dict(images or {})
-        rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
-        parts = []
-        with backbone.ready(rows[0].device):
-            for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-                seen = dict(zip(extras, part[len(names):], strict=False))
-                parts.append(self._run(backbone, dict(zip(names, part, strict=False)), missing, seen,
-                                       None if foreground is None else part[-1]))
-        return parts[0] if len(parts) == 1 else _joined(parts)
-
-    def _run(self, backbone: Backbone, stem: ByModality, missing: frozenset[str], images: ByModality,
-             foreground: torch.Tensor | None) -> Slimmed:
-        names, given = tuple(stem), next(iter(stem.values())).dtype
-        tokens, stages, losses = Tokens(torch.cat(list(stem.values()))), [], []
-        for number, stop in enumerate((*self.blocks[1:], self.depth)):
-            context = self._context(backbone, tokens, names, number, missing, images, foreground)
-            own = self.stage_scores[number](context)
-            loss = self.stage_scores[number].loss(own, context)
-            losses += [] if loss is None else [loss]
-            scores = self._sum(own, missing) if self.shared else own
+        context = self._context(number, tokens, seen, names, block, prefix, rope)
+        loss = None
+        if score is None:
+            scores, loss = self._scores(number, context)
             score = torch.cat(list(scores.values()))
-            slimmed = self._drop(number, backbone.vit.num_prefix_tokens, tokens, score, context)
-            stages.append(Stage(context.positions, scores, split_rows(slimmed.grid_positions(self.patches), names)))
-            tokens = backbone.run_blocks(slimmed, self.blocks[number], stop)
-        prefix = backbone.vit.num_prefix_tokens
-        values = backbone.finish(tokens.values[:, :prefix + self.counts[-1]])
-        values = values.to(given) if backbone.precision else values
-        loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-        return Slimmed(split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss)
+        slimmed = self._drop(number, tokens, score, context, prefix)
+        kept = slimmed.grid_positions(math.prod(seen.grid))
+        return Step(slimmed, Stage(context.positions, split_rows(score, names), split_rows(kept, names)), loss)
 
-    def _context(self, backbone: Backbone, tokens: Tokens, names: Sequence[str], number: int, missing: frozenset[str],
-                 images: ByModality, foreground: torch.Tensor | None) -> Context:
-        prefix, positions = backbone.vit.num_prefix_tokens, tokens.grid_positions(self.patches)
-        patches = slice(prefix, prefix + positions.shape[1])
-        attention = {}
-        if self.stage_scores[number].needs_attention:
-            seen = attention_weights(backbone, tokens, self.blocks[number], CLASS_TOKEN).squeeze(2)
-            attention = split_rows(seen[..., patches], names)
-        metric = {}
-        if self.stage_scores[number].needs_keys:
-            metric = split_rows(keys(backbone, tokens, self.blocks[number]).mean(dim=1)[:, patches], names)
-        by_name, (size, stride) = split_rows(positions, names), backbone.patch_windows
-        shares = {} if foreground is None else {name: foreground.gather(1, seen) for name, seen in by_name.items()}
-        return Context(split_rows(tokens.values[:, patches], names), split_rows(tokens.values[:, 0], names), self.grid,
-                       missing=missing, attention=attention, keys=metric, positions=by_name, foreground=shares, images=images,
-                       patch_size=size, patch_stride=stride)
+    def _context(self, number: int, tokens: Tokens, seen: Context, names: Sequence[str], block: nn.Module, prefix: int,
+                 rope: torch.Tensor | None) -> Context:
+        """What the score of a stage reads."""
+        scorer, positions = self.stage_scores[number], tokens.grid_positions(math.prod(seen.grid))
+        patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
+        if scorer.needs_attention:
+            weights = attention_weights(block, tokens, CLASS_TOKEN, rope).squeeze(2)
+            attention = split_rows(weights[..., patches], names)
+        if scorer.needs_keys:
+            metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)
+        by_name = split_rows(positions, names)
+        shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
+        return replace(seen, tokens=split_rows(tokens.values[:, patches], names), keys=metric, attention=attention,
+                       class_tokens=split_rows(tokens.values[:, 0], names), positions=by_name, foreground=shares)
 
-    @staticmethod
-    def _sum(scores: ByModality, missing: frozenset[str]) -> ByModality:
-        """The sum over the modalities that are there, for each."""
-        total = torch.stack([score for modality, score in scores.items() if modality not in missing]).sum(dim=0)
-        return dict.fromkeys(scores, total)
+    def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
+        """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
+        scorer = self.stage_scores[number]
+        own = scorer(context)
+        loss = scorer.loss(own, context)
+        if not self.shared:
+            return own, loss
+        total = torch.stack([score for modality, score in own.items() if modality not in context.missing]).sum(dim=0)
+        return dict.fromkeys(own, total), loss
 
-    def _drop(self, number: int, prefix: int, tokens: Tokens, score: torch.Tensor, context: Context) -> Tokens:
-        """Keep the best patches, and merge the others as the score says (`Score.merge`)."""
-        keep, scorer, positions = self.counts[number], self.stage_scores[number], tokens.grid_positions(self.patches)
+    def _drop(self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int) -> Tokens:
+        """Keep the patches that are best by the score (B, n), and merge the others as the scorer says (`Score.merge`)."""
+        patches = math.prod(context.grid)
+        positions, keep = tokens.grid_positions(patches), self.counts(patches)[number]
         if keep == positions.shape[1]:
             return tokens
         kept, decision = select(score, keep)
@@ -129,12 +121,88 @@ class Slimming(nn.Module):
         index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
         values, sizes = take(tokens.values, index), None if tokens.sizes is None else tokens.sizes.gather(1, index)
         slimmed = Tokens(values, positions.gather(1, kept), sizes, tokens.extra)
-        return scorer.merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
+        return self.stage_scores[number].merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
 
 
-def patch_shares(mask: torch.Tensor, backbone: Backbone) -> torch.Tensor:
-    """Foreground masks (B, 1, H, W) in [0, 1] → share of each patch in the foreground, (B, N)."""
-    return F.avg_pool2d(mask, *backbone.patch_windows).flatten(1)
+def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
+    """The stages of MODEL.SLIM_BLOCKS for a backbone of this project. Raises `UserError` as `check_stages`."""
+    from demo_sdtps.modeling.scores import make_score
+
+    model, width = cfg.MODEL, backbone.vit.embed_dim
+    slimming = Slimming(model.SLIM_BLOCKS, model.SLIM_KEEP,
+                        [make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size) for _ in model.SLIM_BLOCKS],
+                        model.SLIM_MERGE, model.SLIM_SHARED)
+    names = tuple(f"MODEL.SLIM_{name.upper()}" for name in NAMES)
+    check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE)
+    remaining_patches(backbone.num_patches, model.SLIM_KEEP, names[1])
+    return slimming
+
+
+def check_stages(slimming: Slimming, blocks: Sequence[nn.Module], what: str, names: Sequence[str] = NAMES,
+                 score: str = "") -> None:
+    """Raise `UserError` for stages after blocks that `what` does not have, and for a score of the class token's attention where
+    the blocks' attention is not known. `names` are those of the settings in the sentences."""
+    if not all(0 <= block < len(blocks) for block in slimming.blocks):
+        raise UserError(f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
+                        f"patches can be dropped after blocks 0 (the input) to {len(blocks) - 1}; choose among these.")
+    for block, scorer in zip(slimming.blocks, slimming.stage_scores, strict=True):
+        if scorer.needs_attention or scorer.needs_keys:
+            check_class_attention(blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}")
+
+
+def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, missing: frozenset[str] = frozenset(),
+                  images: Mapping[str, torch.Tensor] | None = None, foreground: torch.Tensor | None = None) -> Slimmed:
+    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
+    slimmed.
+
+    The images of `missing` modalities are zeros and do not affect what is kept. `images` and `foreground` (B, N), share of
+    each patch in the foreground mask, are for the scores that read them.
+    """
+    names, extras = tuple(stem), dict(images or {})
+    rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
+    size, stride = backbone.patch_windows
+    parts = []
+    with backbone.ready(rows[0].device):
+        for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
+            context = Context({}, {}, backbone.grid_size, missing=missing, patch_size=size, patch_stride=stride,
+                              images=dict(zip(extras, part[len(names):], strict=False)),
+                              foreground={} if foreground is None else dict.fromkeys(names, part[-1]))
+            parts.append(_run(slimming, backbone, torch.cat(part[:len(names)]), names, context))
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _run(slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequence[str], seen: Context) -> Slimmed:
+    prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
+    for number, (start, stop) in enumerate(zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)):
+        rope = backbone.block_arguments(tokens)(start).get("rope")
+        step = slimming(number, tokens, seen, names, backbone.vit.blocks[start], prefix, rope)
+        stages.append(step.stage)
+        losses += [] if step.loss is None else [step.loss]
+        tokens = backbone.run_blocks(step.tokens, start, stop)
+    values = backbone.finish(tokens.values[:, :prefix + slimming.counts(backbone.num_patches)[-1]])
+    values = values.to(stem.dtype) if backbone.precision else values
+    loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
+    return Slimmed(split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss)
+
+
+def patch_shares(mask: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """Foreground masks (B, 1, H, W) in [0, 1] → share in the foreground of each patch of `size` pixels, at steps of `stride`,
+    (B, N)."""
+    return F.avg_pool2d(mask, size, stride).flatten(1)
+
+
+def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep") -> tuple[int, ...]:
+    """Patches that stages leave of a grid of `patches`, each its share of those of the stage before, rounded up.
+
+    Raises `UserError` where a share, `name` in the sentence, is less than one patch.
+    """
+    counts = []
+    for share in shares:
+        if patches * share < 1:
+            raise UserError(f"{name} is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
+        patches = math.ceil(round(patches * share, 6))
+        counts.append(patches)
+    return tuple(counts)
 
 
 def _joined(parts: Sequence[Slimmed]) -> Slimmed:

@@ -17,7 +17,7 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.fusion import SUBSETS
-from demo_sdtps.modeling.scores.base import ByModality
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save
 from demo_sdtps.runtime.progress import progress
 

@@ -14,7 +14,7 @@ from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.scores.base import ByModality
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
 from demo_sdtps.runtime.device import choose_precision
 

@@ -12,11 +12,11 @@ from tiny import BLOCK, ENCODER, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import keys
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.editor import haar_energy
+from demo_sdtps.modeling.tokens import Tokens
 
 WIDTH, GRID, HEADS, PATCHES = 24, (5, 3), 3, 15
 COSINES, MLP = (PATCHES, WIDTH, WIDTH), (WIDTH, WIDTH // 4)
@@ -113,7 +113,7 @@ def test_keys_are_those_of_the_next_block(name):
     backbone = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", 8).eval().backbone
     seen, tokens = [], Tokens(backbone.stem(*one_modality(15), 2))
     backbone.vit.blocks[2].attn.k_norm.register_forward_hook(lambda module, arguments, output: seen.append(output))
-    found = keys(backbone, tokens, 2)
+    found = keys(backbone.vit.blocks[2], tokens.values)
     with torch.no_grad(), backbone.ready(found.device):
         backbone.run_blocks(tokens, 2, 3)
     _, expected = seen
@@ -186,7 +186,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
                      for channel in images[modality][sample].double())
         strength = reference.patch_means(energy, (8, 8), (6, 5))
         assert len(strength) == model.backbone.num_patches
-        for stage, context, count in zip(stages, contexts, model.slimming.counts, strict=True):
+        for stage, context, count in zip(stages, contexts, model.slimming.counts(model.backbone.num_patches), strict=True):
             for modality in MODALITIES:
                 places = stage.scored[modality][sample].tolist()
                 attention = reference_cues.mean_attention(context.attention[modality][sample])

@@ -16,10 +16,9 @@ from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.backbones import clip, make_backbone
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.scores.base import remaining_patches
-from demo_sdtps.modeling.slimming import Slimming
+from demo_sdtps.modeling.slimming import make_slimming, remaining_patches, slim_backbone
+from demo_sdtps.modeling.tokens import Tokens
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -46,7 +45,7 @@ def build(name, blocks, keep, *opts):
         patch.setattr(clip, "NAME_IN_TIMM", "test_vit")
         backbone = make_backbone(cfg, CAMERAS)
     backbone.vit.blocks = backbone.vit.blocks[:DEPTH]
-    slimming = Slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
+    slimming = make_slimming(cfg, backbone) if cfg.MODEL.SLIM_BLOCKS else None
     return cfg, disturb(backbone).double(), slimming and disturb(slimming).double()
 
 
@@ -117,7 +116,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, 
     cfg, backbone, slimming = build(name, blocks, keep, "MODEL.SLIM_SCORE", score, "MODEL.SLIM_SHARED", shared,
                                     "MODEL.SLIM_MERGE", merge)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
-    found = slimming(backbone, stem_of(backbone, images, slimming.blocks[0]))
+    found = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
     expected = slow(cfg, backbone, slimming, images, found.stages)
     for modality in MODALITIES:
         for stage in range(len(slimming.blocks)):
@@ -147,7 +146,7 @@ def test_keeping_all_is_the_dense_backbone(name):
     """Bit by bit, as no token moves."""
     cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
     images = draw(cfg)
-    found = slimming(backbone, stem_of(backbone, images, 0))
+    found = slim_backbone(slimming, backbone, stem_of(backbone, images, 0))
     patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long))
     assert torch.equal(torch.cat(list(found.tokens.values())), patches)
     assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
@@ -156,13 +155,13 @@ def test_keeping_all_is_the_dense_backbone(name):
 
 def test_the_stages_record_what_they_scored_and_kept():
     cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
-    found = slimming(backbone, stem_of(backbone, draw(cfg, 3), 0))
+    found = slim_backbone(slimming, backbone, stem_of(backbone, draw(cfg, 3), 0))
     first, second = found.stages
-    assert slimming.counts == (4, 2) and backbone.num_patches == 6
+    assert slimming.counts(6) == (4, 2) and backbone.num_patches == 6
     for modality in MODALITIES:
         assert first.scored[modality].tolist() == [list(range(6))] * 3
         assert torch.equal(second.scored[modality], first.kept[modality])
-        for stage, count in zip(found.stages, slimming.counts, strict=True):
+        for stage, count in zip(found.stages, slimming.counts(6), strict=True):
             mask = stage.mask(modality, 6)
             assert mask.shape == (3, 6) and mask.dtype == torch.float32
             for row in range(3):
@@ -180,7 +179,7 @@ def test_returned_patches_stand_at_the_recorded_places():
                 layer.weight.zero_()
                 layer.bias.zero_()
         images = draw(cfg, 3)
-        found = slimming(backbone, stem_of(backbone, images, 1))
+        found = slim_backbone(slimming, backbone, stem_of(backbone, images, 1))
         patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long))
     for modality, dense in zip(MODALITIES, patches.chunk(3), strict=True):
         kept = found.stages[-1].kept[modality]
@@ -196,7 +195,7 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
             head[3].weight.mul_(1e4)
     seen = []
     backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    found = slimming(backbone, stem := stem_of(backbone, draw(cfg), 1))
+    found = slim_backbone(slimming, backbone, stem := stem_of(backbone, draw(cfg), 1))
     score = found.stages[0].score["RGB"]
     assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
     for row, extra in enumerate(seen[0][:2, -1]):
@@ -213,7 +212,7 @@ def test_the_loss_against_masks(weight):
                                     "MODEL.SLIM_LOSS_WEIGHT", weight, "MODEL.SLIM_SHARED", "False")
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
     stem = stem_of(backbone, images, 1)
-    found = slimming.train()(backbone, stem, foreground=shares)
+    found = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
     terms = [[-share * math.log(p) - (1 - share) * math.log(1 - p)
               for scores, places in zip(stage.score.values(), stage.scored.values(), strict=True)
               for row in range(2) for score, place in zip(scores[row], places[row], strict=True)
@@ -222,7 +221,8 @@ def test_the_loss_against_masks(weight):
     assert_close(found.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
     reached = torch.autograd.grad(found.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True)
     assert all((gradient.abs().max() > 0) == (weight != "0") for gradient in reached)
-    assert slimming(backbone, stem).loss is None and slimming.eval()(backbone, stem, foreground=shares).loss is None
+    assert slim_backbone(slimming, backbone, stem).loss is None
+    assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
 
 
 @pytest.mark.parametrize(("count", "shares", "left"), [(10, [0.5, 0.5], (5, 3)), (128, [0.7, 0.7, 0.7], (90, 63, 45)),
@@ -233,8 +233,12 @@ def test_counts_are_rounded_up(count, shares, left):
 
 
 def test_less_than_one_patch_is_refused():
-    with pytest.raises(UserError, match=r"SLIM_KEEP is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"):
+    with pytest.raises(UserError, match=r"keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"):
         remaining_patches(8, [0.5, 0.2])
+
+
+def weights_of(backbone, tokens, queries=slice(None)):
+    return attention_weights(backbone.vit.blocks[1], tokens, queries, backbone.block_arguments(tokens)(1).get("rope"))
 
 
 CHANGED = {"q/k norm": ("test_vit", {"qk_norm": True}), "post norm": (EVA02, {"use_post_norm": True})}
@@ -258,20 +262,20 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         handle = weights.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
-            found = attention_weights(backbone, tokens, 1, CLASS_TOKEN).squeeze(2)
+            found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
         handle.remove()
         assert found.dtype == torch.float32 and not found.requires_grad
         assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
         assert_close(found, seen[0][:, :, 0], *SCORE)
         with backbone.ready(torch.device("cpu")):
-            assert_close(attention_weights(backbone, tokens, 1), seen[0], *SCORE)
+            assert_close(weights_of(backbone, tokens), seen[0], *SCORE)
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
     with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is 'attention', which reads .* \(ParallelScalingBlock\)"):
         build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "attention")
-    assert build("test_vit", "[1]", "[0.5]")[2].counts == (4,)
+    assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
 
 
 @torch.no_grad()
@@ -281,7 +285,7 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
     backbone = backbone.float()
     tokens = Tokens(stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attention_weights(backbone, tokens, 1, CLASS_TOKEN).squeeze(2)
+        found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
     attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
     # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
     query, key = (F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16()).unflatten(-1, (attention.num_heads, -1))

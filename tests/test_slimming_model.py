@@ -144,7 +144,7 @@ def test_gradients_with_a_batch_larger_than_a_chunk():
                                   ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION)], ids=" ".join)
 def test_what_stands_behind_sees_the_patches_that_are_left(opts):
     model = slim_model("distinctness", *opts)
-    count = model.slimming.counts[-1]
+    count = model.slimming.counts(model.backbone.num_patches)[-1]
     images, cameras = random_images(4)
     outputs = pairs(model.train()(images, cameras))
     assert all(output.isfinite().all() for output in outputs)

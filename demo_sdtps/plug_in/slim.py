@@ -21,8 +21,8 @@ from torch import nn
 from demo_sdtps.config.check import check_stages
 from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 from demo_sdtps.config.scores import score_entry
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.slimming import Slimming
+from demo_sdtps.modeling.tokens import Tokens
 from demo_sdtps.plug_in.patch import Patched, make_patched
 from demo_sdtps.runtime.errors import UserError
 

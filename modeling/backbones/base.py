@@ -3,7 +3,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
+
+from demo_sdtps.modeling.tokens import Tokens
 
 Transformer = VisionTransformer | Eva
 
@@ -20,30 +21,6 @@ VECTOR_BITS = {"AVX2": 256, "AVX512": 512}
 CHUNK = 32
 """Images per pass through the backbone on a CPU without gradients: activations stay in the cache, and memory does not grow
 with the batch."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E extra tokens of slimming."""
-
-    values: torch.Tensor  # (B, P + n + E, C)
-    positions: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
-    sizes: torch.Tensor | None = None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
-    extra: int = 0  # E
-
-    def patches(self, count: int) -> torch.Tensor:
-        """(B, n, C) of the n = `count` patches."""
-        end = self.values.shape[1] - self.extra
-        return self.values[:, end - count:end]
-
-    def grid_positions(self, patches: int) -> torch.Tensor:
-        """(B, n) int64: index of each patch on a grid of `patches`, also where `positions` is None."""
-        if self.positions is not None:
-            return self.positions
-        return torch.arange(patches, device=self.values.device).repeat(self.values.shape[0], 1)
-
-    def with_values(self, values: torch.Tensor) -> "Tokens":
-        return Tokens(values, self.positions, self.sizes, self.extra)
 
 
 class Backbone(nn.Module, ABC):

@@ -7,8 +7,8 @@ from timm.models.eva import Eva
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.backbones.vit import ViT, check_grid, create, regularisation, set_grid
+from demo_sdtps.modeling.tokens import Tokens
 
 
 class EvaViT(ViT):

@@ -10,7 +10,8 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Backbone, Tokens, Transformer
+from demo_sdtps.modeling.backbones.base import Backbone, Transformer
+from demo_sdtps.modeling.tokens import Tokens
 
 
 class StridedPatchEmbed(PatchEmbed):

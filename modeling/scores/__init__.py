@@ -8,11 +8,11 @@ from __future__ import annotations
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from yacs.config import CfgNode
-
 from demo_sdtps.config.scores import score_entry
 
 if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
     from demo_sdtps.modeling.scores.base import Score
 
 

@@ -2,25 +2,15 @@
 by it."""
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.sdtps import softmax_mean
-
-ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
-
-
-def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
-    """(M·B, …) → (B, …) by modality, as views."""
-    # Not by `chunk`, with which an exported graph (torch.export) would know the batch.
-    return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
+from demo_sdtps.modeling.tokens import ByModality, Tokens
+from demo_sdtps.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -94,6 +84,8 @@ class Score(nn.Module, ABC):
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
+    needs_sizes = False  # whether its merged tokens weigh in attention by `Tokens.sizes`
+    of_images = False  # whether it reads the images alone, so that it is known before the backbone runs
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__()
@@ -135,17 +127,3 @@ class Score(nn.Module, ABC):
         logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
         extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
         return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
-
-
-def remaining_patches(patches: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Patches that stages leave of a grid of `patches`, each its share (SLIM_KEEP) of those of the stage before, rounded up.
-
-    Raises `UserError` where a share is less than one patch.
-    """
-    counts = []
-    for share in shares:
-        if patches * share < 1:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
-        patches = math.ceil(round(patches * share, 6))
-        counts.append(patches)
-    return tuple(counts)

@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.sdtps import cosines
 
@@ -20,10 +20,10 @@ def mean_attention(attention: torch.Tensor) -> torch.Tensor:
     return attention.detach().float().mean(dim=1)
 
 
-def at_border(grid: tuple[int, int]) -> list[bool]:
-    """Whether each patch of a grid of (rows, columns) is at its border, row by row."""
-    rows, columns = grid
-    return [row in (0, rows - 1) or column in (0, columns - 1) for row in range(rows) for column in range(columns)]
+def at_border(positions: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Whether each of the places `positions` (…) of a grid of (rows, columns), row by row, is at its border; (…) bool."""
+    row, column = positions // grid[1], positions % grid[1]
+    return (row == 0) | (row == grid[0] - 1) | (column == 0) | (column == grid[1] - 1)
 
 
 class Distinctness(Score):
@@ -51,14 +51,8 @@ class Border(Score):
 
     OTHERS = 0.01  # weight of a patch that is not at the border
 
-    is_border: torch.Tensor
-
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
-        super().__init__(width, grid, **settings)
-        self.register_buffer("is_border", torch.tensor(at_border(grid)), persistent=False)
-
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        is_border = self.is_border[context.positions_of(context.modality)]
+        is_border = at_border(context.positions_of(context.modality), context.grid)
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             directions = F.normalize(tokens.float(), dim=-1)
             weights = is_border.float().clamp_min(self.OTHERS)
@@ -70,7 +64,8 @@ class Random(Score):
     """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every chunk."""
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        generator = None if self.training else torch.Generator(tokens.device).manual_seed(MODALITIES.index(context.modality))
+        seed = MODALITIES.index(context.modality) if context.modality in MODALITIES else 0
+        generator = None if self.training else torch.Generator(tokens.device).manual_seed(seed)
         return torch.rand(tokens.shape[:2], device=tokens.device, generator=generator)
 
 

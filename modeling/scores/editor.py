@@ -2,8 +2,9 @@
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score
+from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.scores.cues import mean_attention
+from demo_sdtps.modeling.tokens import ByModality
 
 
 def haar_energy(images: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score, Selection
+from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.modeling.scores.base import Context, Score, Selection
 from demo_sdtps.modeling.sdtps import (
     STATE_NAMES,
     MultiModalSDTPS,
@@ -17,6 +17,7 @@ from demo_sdtps.modeling.sdtps import (
     predict,
     score_mlp,
 )
+from demo_sdtps.modeling.tokens import ByModality
 
 
 class GuidedScore(Score):

@@ -4,8 +4,9 @@ from abc import abstractmethod
 import torch
 import torch.distributed as dist
 
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score
+from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.scores.cues import distinctness
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.runtime.collectives import sum_of_all
 
 MOMENTUM = 0.01  # least share of a batch in the map

@@ -2,8 +2,8 @@
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score, split_rows
-from demo_sdtps.modeling.scores.cues import at_border
+from demo_sdtps.modeling.scores.base import Context, Score
+from demo_sdtps.modeling.tokens import ByModality, split_rows
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6
@@ -18,32 +18,36 @@ class Saliency(Score):
     colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
     """
 
-    border: torch.Tensor  # int64: the positions at the border; an index, as a mask would wait for the device
-
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
-        super().__init__(width, grid, **settings)
-        self.grid = grid
-        border = [index for index, is_border in enumerate(at_border(grid)) if is_border]
-        self.register_buffer("border", torch.tensor(border), persistent=False)
+    of_images = True
 
     def scores(self, context: Context) -> ByModality:
         # All modalities in one batch, as the way over the grid takes many small operations.
         images = torch.cat([context.images[modality] for modality in context.tokens])
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
-            scores = split_rows(border_contrast(colours, self.border, self.grid), context.tokens)
+            scores = split_rows(border_contrast(colours, context.grid), context.tokens)
         return {modality: score.gather(1, context.positions_of(modality)) for modality, score in scores.items()}
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]
 
 
-def border_contrast(colours: torch.Tensor, border: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """colours (B, N, 3) on a grid of (rows, columns), border int64: positions at its border → score (B, N) of `Saliency`."""
+def border_contrast(colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """colours (B, N, 3) on a grid of (rows, columns) → score (B, N) of `Saliency`."""
+    border = border_places(grid, colours.device)
     distances = torch.cdist(colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
     start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
     return nearest + geodesic(start, colours, grid)
+
+
+def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """The places at the border of a grid of (rows, columns), ascending, int64."""
+    # By indices of a known number, as a mask would wait for the device.
+    rows, columns = grid
+    places = torch.arange(rows * columns, device=device).unflatten(0, grid)
+    sides = places[1:-1, ::max(1, columns - 1)]
+    return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
 
 
 def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

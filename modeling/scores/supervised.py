@@ -1,10 +1,13 @@
 """A score that learns from foreground masks in training, and needs none in evaluation."""
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores.base import ByModality, Context, Score
+from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.modeling.scores.base import Context, Score
+from demo_sdtps.modeling.tokens import ByModality
 
 HIDDEN = 64
 """Channels of the MLP; with 16 the gain is 3.2 mAP in place of 5.9 (docs/results_slimming.md)."""
@@ -17,11 +20,12 @@ class Supervised(Score):
     foreground (`Context.foreground`); its gradient reaches the backbone.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int], loss_weight: float = 5.0, **settings: object):
+    def __init__(self, width: int, grid: tuple[int, int], loss_weight: float = 5.0,
+                 modalities: Sequence[str] = MODALITIES, **settings: object):
         super().__init__(width, grid, **settings)
         self.loss_weight = loss_weight
         self.heads = nn.ModuleDict({modality: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(),
-                                                            nn.Linear(HIDDEN, 1)) for modality in MODALITIES})
+                                                            nn.Linear(HIDDEN, 1)) for modality in modalities})
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.heads[context.modality](tokens).squeeze(-1).float()

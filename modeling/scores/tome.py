@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Tokens
 from demo_sdtps.modeling.scores.base import Context, Score
+from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.runtime.errors import UserError
 
 FARTHEST = 2.0  # 1 - cosine of opposite keys
 
@@ -30,7 +30,7 @@ class ToMe(Score):
     of the patches can be dropped at once: raises `UserError` for a share of MODEL.SLIM_KEEP below 0.5.
     """
 
-    needs_keys = True
+    needs_keys = needs_sizes = True
 
     def __init__(self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object):
         super().__init__(width, grid, **settings)
