@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from demo_sdtps.benchmarks.any_vit import any_vit_rows
 from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
 from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
@@ -31,6 +32,7 @@ PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = { 
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", model_rows),
     "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
                  slimming_rows),
+    "any_vit": ("demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32", any_vit_rows),
     "fusion": ("HDM and ATMoE alone", lambda quick, _: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
     "sdtps": ("SDTPS alone", lambda quick, _: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
     "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),

@@ -12,7 +12,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
-from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.inference import evaluating, inference
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
@@ -35,26 +35,36 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per element of the
     result. Operators without a rule count as 0, with a warning in the log.
     """
-    with warnings.catch_warnings():  # fvcore uses torch.jit.script, which newer torch calls deprecated
-        warnings.simplefilter("ignore", FutureWarning)
-        from fvcore.nn import FlopCountAnalysis
-        from fvcore.nn.jit_handles import elementwise_flop_counter
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
     images |= {MASK: torch.zeros(1, 1, *cfg.INPUT.SIZE_TEST)} if reads_masks(cfg, training=False) else {}
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:
             model.backbone.fused_attention = False  # the plain form contains its softmax
-        analysis = FlopCountAnalysis(model, (images, torch.zeros(1, dtype=torch.long)))
-        analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
-        analysis.set_op_handle("aten::cdist", distance_macs)
-        analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
-                                  for name in PER_ELEMENT for in_place in ("", "_")})
-        analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
-        analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)  # evaluation does not call the heads
-        macs = analysis.by_module()
-        if left := analysis.unsupported_ops():
-            logger.warning("Not counted, because there is no rule for them: %s", ", ".join(sorted(left)))
+        return _by_module(model, (images, torch.zeros(1, dtype=torch.long)))
+
+
+def total_macs(model: nn.Module, inputs: tuple) -> int:
+    """Multiply-accumulates of a forward of any module in evaluation, counted as `count_macs` does."""
+    with evaluating(model):
+        return _by_module(model, inputs)[""]
+
+
+def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
+    with warnings.catch_warnings():  # fvcore uses torch.jit.script, which newer torch calls deprecated
+        warnings.simplefilter("ignore", FutureWarning)
+        from fvcore.nn import FlopCountAnalysis
+        from fvcore.nn.jit_handles import elementwise_flop_counter
+    analysis = FlopCountAnalysis(model, inputs)
+    analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
+    analysis.set_op_handle("aten::cdist", distance_macs)
+    analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
+                              for name in PER_ELEMENT for in_place in ("", "_")})
+    analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
+    analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)  # evaluation does not call the heads
+    macs = analysis.by_module()
+    if left := analysis.unsupported_ops():
+        logger.warning("Not counted, because there is no rule for them: %s", ", ".join(sorted(left)))
     return macs
 
 

@@ -156,7 +156,7 @@ class Slim(Slimming):
         if now.foreground is not None:
             foreground = patch_shares(now.foreground.to(images.device), size, stride)
             foreground = foreground.repeat(len(images) // len(foreground), 1)
-        rows, columns = patches.shape[-2:]
+        rows, columns = map(int, patches.shape[-2:])  # a traced graph (torch.jit) has tensors for numbers
         stream = Stream(now.slim, ref(images), (rows, columns), size, stride, self._names_of(now, images),
                         frozenset() if now.slim.training else self.missing, foreground, self.blocks[0])
         now.streams[tower].append(stream)
@@ -200,14 +200,14 @@ class Slim(Slimming):
     def _choose(self, number: int, stream: Stream, layout: Layout, block: nn.Module, before: Tokens,
                 rope: torch.Tensor | None) -> torch.Tensor:
         """Stage `number`: tokens (B, L, C), suffix included → those that are left."""
-        values, end = before.values, before.values.shape[1] - layout.suffix
+        values, end = before.values, int(before.values.shape[1]) - layout.suffix
         tokens = replace(before, values=values[:, :end])
         positions = tokens.grid_positions(prod(stream.grid))
-        prefix = end - tokens.extra - positions.shape[1]
+        prefix = end - tokens.extra - int(positions.shape[1])
         if prefix < 0 or (layout.prefix is not None and prefix != layout.prefix):
             raise UserError(f"{type(block).__name__} gets {values.shape[1]} tokens where the grid has {positions.shape[1]} "
-                            f"patches, but prefix={layout.prefix} and suffix={layout.suffix} were expected around them; say how "
-                            "many tokens stand before and behind the patches.")
+                            f"patches, but prefix={layout.prefix} and suffix={layout.suffix} were expected around them; say "
+                            "by these how many tokens stand before and behind the patches.")
         if self.restore:
             patches = tokens.patches(positions.shape[1])
             held = put(stream.held[number - 1], positions, patches) if number else patches.clone()
