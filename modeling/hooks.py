@@ -166,9 +166,14 @@ class Slim(Slimming):
 
     def _names_of(self, now: Pass, images: torch.Tensor) -> tuple[str, ...]:
         """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
-        if self.is_stacked or len(self.names) == 1:
+        if len(self.names) == 1:
             return self.names
-        known = [name for name, image in now.inputs.items() if image is images and name in self.names]
+        if self.is_stacked:
+            present = tuple(name for name in self.names if name not in self.missing)
+            batch = len(next(iter(now.inputs.values()), images))
+            return present if len(images) == len(present) * batch and not now.slim.training else self.names
+        # A second image of a modality has its name with a number.
+        known = [name for key, image in now.inputs.items() for name in self.names if image is images and key.startswith(name)]
         found = [*known, *(name for name in self.names if name not in now.named), *self.names][0]
         now.named.append(found)
         return (found,)
@@ -241,7 +246,7 @@ class Slim(Slimming):
             return None
         key: tuple = (number,)
         voters = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
-                  and name not in stream.missing}
+                  and name not in stream.missing and (name in self.names or self.names == IMAGE)}
         if self.follow is True and scorer.of_images and len(voters) > 1 and not self.is_stacked:
             key = (number, stream.grid, stream.size, stream.stride)
             if key not in now.first:

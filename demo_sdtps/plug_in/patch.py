@@ -1,9 +1,9 @@
-"""SDTPS and slimming in a model of a DeMo checkout, without a change of the checkout's code (docs/plug_in.md).
+"""SDTPS and slimming in a model of another code base (hosts.py), without a change of its code (docs/plug_in.md).
 
-The model's class becomes a subclass with a forward of its own, which runs DeMo's; hooks on DeMo's modules read what its forward
-passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one pass of one thread.
-Written for Python 3.8 and torch 1.13, which DeMo pins; slimming (slim.py), which is imported where it is on, for those of this
-project.
+For SDTPS the model's class becomes a subclass with a forward of its own, which runs the host's; hooks on the host's modules
+read what its forward passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one
+pass of one thread. Slimming is that of any Vision Transformer (modeling/slim.py), imported where it is on. The rest is written
+for Python 3.8 and torch 1.13, which DeMo pins.
 """
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from torch import nn
 from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values
+from demo_sdtps.plug_in.hosts import Host, host_of, module_at
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-ARGUMENTS = ("x", "label", "cam_label", "view_label", "return_pattern", "img_path")
-"""The arguments of DeMo's forward."""
 REDUCES = ("rgb_reduce", "nir_reduce", "tir_reduce")
 """The modules of PIFE, which make the globals with GLOBAL_LOCAL."""
-BY_HAND = "docs/plug_in.md says how to make the changes by hand"
 
 _thread = threading.local()
 
@@ -63,12 +61,12 @@ class SeenPass:
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
-        """Raises `UserError` for another forward than DeMo's."""
-        found = self.reduced if self.model.GLOBAL_LOCAL else self.class_tokens
+        """Raises `UserError` for another forward than the host's."""
+        found = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
         if not len(self.tokens) == len(found) == 3:
-            raise UserError(f"{type(self.model).__name__}.forward called BACKBONE {len(self.tokens)} times and made "
-                            f"{len(found)} global features, but three of each (RGB, NI, TI) were expected, before "
-                            f"generalFusion; {BY_HAND}.")
+            host = self.model.sdtps_host
+            raise UserError(f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
+                            f"and {len(found)} global features, but three of each (RGB, NI, TI) were expected in {host.name}.")
         return found
 
     def selected(self) -> list[torch.Tensor]:
@@ -79,7 +77,8 @@ class SeenPass:
             try:
                 self._selected = list(self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3])
             except ValueError as error:
-                raise UserError(f"{str(error).rstrip('.')}; {BY_HAND}.") from None
+                raise UserError(f"{str(error).rstrip('.')}; the backbone gives other tokens than its configuration says."
+                                ) from None
         return self._selected
 
     def __enter__(self) -> SeenPass:
@@ -93,15 +92,16 @@ class SeenPass:
 def _seen_by(module: nn.Module, *names: str) -> SeenPass | None:
     """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
     seen: SeenPass | None = getattr(_thread, "seen", None)
-    return seen if seen and any(module is getattr(seen.model, name) for name in names) else None
+    return seen if seen and any(module is module_at(seen.model, name) for name in names) else None
 
 
 def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
-    seen = _seen_by(backbone, "BACKBONE")
-    if seen is None:
+    seen = getattr(_thread, "seen", None)
+    if seen is None or _seen_by(backbone, seen.model.sdtps_host.backbone) is None:
         return
-    seen.tokens.append(output[0])
-    seen.class_tokens.append(output[1])
+    parts = 3 if seen.model.sdtps_host.is_stacked else 1
+    seen.tokens += output[0].chunk(parts)
+    seen.class_tokens += output[1].chunk(parts)
 
 
 def _see_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -137,25 +137,33 @@ class SDTPSForward(Patched, nn.Module):
     sdtps: MultiModalSDTPS
     bottleneck_sdtps: nn.BatchNorm1d
     classifier_sdtps: nn.Linear
+    sdtps_host: Host
     sdtps_unguided: tuple[bool, bool, bool]
     """The modalities whose globals do not guide the others in evaluation (TEST.MISS without SDTPS_GUIDE_MISSING)."""
     sdtps_loss_weight: float
-    GLOBAL_LOCAL: bool
 
-    def forward(self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None):
-        """As DeMo's; → in training the pair of SDTPS before DeMo's tuple, in evaluation a feature (B, D).
+    def forward(self, *args, **kwargs):
+        """As the host's; → in training the pair of SDTPS too, in evaluation a feature (B, D).
 
-        Return pattern 1 is the original feature, 2 that of SDTPS and then HDM's where it is on, 3 both.
+        With return patterns, 1 is the original feature, 2 that of SDTPS and then the fused one where there is one, 3 both; a
+        host without them gets its own feature and that of SDTPS.
         """
+        host, call = self.sdtps_host, inspect.signature(super().forward).bind(*args, **kwargs)
+        call.apply_defaults()
+        asked = call.arguments.get("return_pattern", 3)
+        if host.has_patterns:
+            call.arguments["return_pattern"] = 3
         with SeenPass(self) as seen:
-            output = super().forward(x, label, cam_label, view_label, 3, img_path)
+            output = super().forward(*call.args, **call.kwargs)
+        if call.arguments[host.mode] if host.mode else self.training:
+            return (*output[:host.pair], *self._pair(seen), *output[host.pair:])
+        if not host.has_patterns:
+            return torch.cat([output, self._feature(seen)], dim=-1)
         width = sum(feature.shape[-1] for feature in seen.global_feats)
-        if self.training:
-            return (*self._pair(seen), *output)
         original, fused = output[:, :width], output[:, width:]
-        if return_pattern not in (2, 3):
+        if asked not in (2, 3):
             return original.contiguous()
-        return torch.cat([*([original] if return_pattern == 3 else []), self._feature(seen), fused], dim=-1)
+        return torch.cat([*([original] if asked == 3 else []), self._feature(seen), fused], dim=-1)
 
     def _feature(self, seen: SeenPass) -> torch.Tensor:
         return torch.cat([tokens.mean(dim=1) for tokens in seen.selected()], dim=-1)
@@ -165,38 +173,45 @@ class SDTPSForward(Patched, nn.Module):
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
         if self.sdtps_loss_weight == 1:
             return logits, feature
-        # DeMo's loop adds the losses of all pairs as they are.
+        # The host's loop adds the losses of all pairs as they are.
         return (_ScaleGradient.apply(logits, self.sdtps_loss_weight), _ScaleGradient.apply(feature, self.sdtps_loss_weight))
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:
-    """Make a model of DeMo run SDTPS, in place, where MODEL.USE_SDTPS is True, and slimming where MODEL.SLIM_BLOCKS has blocks;
-    → the model.
+    """Make the model of a host run SDTPS, in place, where MODEL.USE_SDTPS is True, and slimming where MODEL.SLIM_BLOCKS has
+    blocks; → the model.
 
     SDTPS adds the modules `sdtps`, `bottleneck_sdtps` and `classifier_sdtps`, slimming the module `slimming`, on the device of
-    the model's last parameter. With both off the model is not touched. `cfg` is DeMo's configuration with the keys of
-    `add_config`. Raises `UserError` for a model that lacks what they build on, or an impossible value.
+    the model's last parameter. With both off the model is not touched. `cfg` is the host's configuration with the keys of
+    `add_config`. Raises `UserError` for a model that is none of HOSTS, what its host refuses, or an impossible value.
     """
     check_values(cfg)
-    if isinstance(model, Patched) or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
+    if isinstance(model, Patched) or hasattr(model, "slimming") or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
         return model
-    _check_host(model)
-    rows, columns = _grid(model, cfg)
+    host = host_of(model)
+    if cfg.MODEL.USE_SDTPS:
+        _check_host(model, host)
+    rows, columns = grid = _grid(model, host, cfg)
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
-        if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
-            raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
-                            "install one, or leave it empty.")
-        from demo_sdtps.plug_in.slim import slim
-
-        slim(model, cfg, (rows, columns))
-        patches = model.slimming.counts[-1]
+        left = _add_slimming(model, host, cfg, grid)
+        patches = patches if host.restore else left
     if cfg.MODEL.USE_SDTPS:
-        _add_sdtps(model, cfg, patches)
+        _add_sdtps(model, host, cfg, patches)
     return model
 
 
-def _add_sdtps(model: Any, cfg: CfgNode, patches: int) -> None:
+def _add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
+    """→ the patches that are left of the grid."""
+    if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
+        raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
+                        "install one, or leave it empty.")
+    from demo_sdtps.plug_in.slim import add_slimming
+
+    return add_slimming(model, host, cfg, grid)
+
+
+def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
     device = list(model.parameters())[-1].device
     width = 3 * model.feat_dim
     model.sdtps = _make_sdtps(model, cfg, patches)
@@ -207,22 +222,30 @@ def _add_sdtps(model: Any, cfg: CfgNode, patches: int) -> None:
     for module in (model.sdtps, model.bottleneck_sdtps, model.classifier_sdtps):
         module.to(device).train(model.training)
 
-    model.BACKBONE.register_forward_hook(_see_tokens)
-    for name in REDUCES if model.GLOBAL_LOCAL else ():
+    model.sdtps_host = host
+    module_at(model, host.backbone).register_forward_hook(_see_tokens)
+    for name in REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ():
         getattr(model, name).register_forward_hook(_see_global)
-    if model.HDM:
-        model.generalFusion.register_forward_pre_hook(_give_selected)
-    absent = cfg.TEST.MISS if cfg.TEST.MISS in MISSING_CASES and not cfg.MODEL.SDTPS_GUIDE_MISSING else ""
+    if host.fusion and hasattr(model, host.fusion):
+        getattr(model, host.fusion).register_forward_pre_hook(_give_selected)
+    absent = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else missing_letters(cfg)
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")
     model.sdtps_loss_weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
     make_patched(model, SDTPSForward)
 
 
-def _grid(model: Any, cfg: CfgNode) -> tuple[int, int]:
+def missing_letters(cfg: CfgNode) -> str:
+    """First letters of the modalities that are missing in evaluation."""
+    found = cfg.TEST.get("MISS", "")
+    return found if found in MISSING_CASES else ""
+
+
+def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
     """(rows, columns) of patches."""
-    first = next((module for module in model.BACKBONE.modules() if isinstance(module, nn.Conv2d)), None)
+    tower = module_at(model, host.towers[0])
+    first = next((module for module in tower.modules() if isinstance(module, nn.Conv2d)), None) if tower is not None else None
     if first is None:
-        raise UserError(f"BACKBONE has no Conv2d that makes the patches, which was expected; {BY_HAND}.")
+        raise UserError(f"{host.towers[0]} of {host.name} has no Conv2d that makes the patches, which was expected.")
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
     return rows, columns
@@ -236,19 +259,17 @@ def _make_sdtps(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
         raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None
 
 
-def _check_host(model: Any) -> None:
-    """Raise `UserError` for a model without the attributes or the forward of DeMo's."""
-    name = type(model).__name__
-    wanted = ["BACKBONE", "feat_dim", "num_classes", "HDM", "ATM", "GLOBAL_LOCAL"]
-    wanted += REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()
-    wanted += ["generalFusion"] if getattr(model, "HDM", False) else []
+def _check_host(model: Any, host: Host) -> None:
+    """Raise `UserError` for a host that SDTPS does not fit, and for a model without what it builds on."""
+    if not host.backbone:
+        raise UserError(f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
+                        "model gives no patches and globals of three modalities; set it to False.")
+    wanted = [host.backbone, "feat_dim", "num_classes", *(REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ())]
+    wanted += [host.fusion] if getattr(model, "HDM", False) else []
     for attribute in wanted:
-        if not hasattr(model, attribute):
-            raise UserError(f"{name} has no attribute {attribute}, which was expected in DeMo's model; {BY_HAND}.")
-    arguments = tuple(inspect.signature(type(model).forward).parameters)[1:]
-    if arguments[:len(ARGUMENTS)] != ARGUMENTS:
-        raise UserError(f"{name}.forward takes ({', '.join(arguments)}), but DeMo's ({', '.join(ARGUMENTS)}) was expected; "
-                        f"{BY_HAND}.")
-    if model.ATM and not model.HDM:
+        if module_at(model, attribute) is None:
+            raise UserError(f"{type(model).__name__} has no attribute {attribute}, which was expected in the model of "
+                            f"{host.name}.")
+    if getattr(model, "ATM", False) and not model.HDM:
         raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes, and DeMo's "
                         "forward fails without them; set MODEL.HDM to True or MODEL.ATM to False.")
