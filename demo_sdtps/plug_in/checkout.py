@@ -1,4 +1,4 @@
-"""The modules of a DeMo checkout, found by their names."""
+"""The modules of a checkout of a host, found by their names."""
 from __future__ import annotations
 
 import sys
@@ -11,14 +11,18 @@ from demo_sdtps.runtime.errors import UserError
 
 
 class Checkout:
-    """The modules of a DeMo checkout, which must come from its folder."""
+    """The modules of a checkout, which must come from its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def has(self, module: str) -> bool:
+        """Whether the checkout's folder has a module of this name."""
+        return self.folder.joinpath(*module.split(".")).with_suffix(".py").is_file()
+
     def module(self, name: str, sought: str) -> ModuleType:
         """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
-        absent = UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
+        absent = UserError(f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}.")
         try:
             found = import_module(name)
         except ModuleNotFoundError as error:
@@ -36,7 +40,7 @@ class Checkout:
         sought = f"{module}.{name}"
         found = self.module(module, sought)
         if not hasattr(found, name):
-            raise UserError(f"{self.folder} is not a DeMo checkout: it has no {sought}.")
+            raise UserError(f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}.")
         return getattr(found, name)
 
     def replace(self, module: str, name: str, value: object) -> None:

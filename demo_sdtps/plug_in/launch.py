@@ -1,4 +1,4 @@
-"""Run a script of a DeMo checkout, unchanged, with the keys and the model of SDTPS and slimming (docs/plug_in.md).
+"""Run a script of another code base, unchanged, with the keys and the model of SDTPS and slimming (docs/plug_in.md).
 
     python -m demo_sdtps [--fast] [--weight FILE] SCRIPT [its arguments]
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
+from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.plug_in.patch import patch
 from demo_sdtps.runtime.errors import UserError
 
@@ -22,19 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATTERNS = (1, 2, 3)
+FACTORIES = (("modeling.make_model", "make_model"), ("modeling.make_model_ugg", "make_model"),
+             ("modeling.make_model", "make_frame"))
+"""Modules and functions that make the models of HOSTS."""
 
 
 def main() -> None:
     """The command. A `UserError` becomes one sentence and exit code 2; an error of the script keeps its trace."""
     parser = argparse.ArgumentParser(
-        prog="python -m demo_sdtps", description="Run a script of a DeMo checkout with SDTPS; the checkout stays as it is. "
-        "MODEL.USE_SDTPS True, in the script's own arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS "
-        "and MODEL.SLIM_KEEP slimming.")
-    parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking, HDM and ATMoE "
-                        "in place of the checkout's, with the same results")
+        prog="python -m demo_sdtps", description="Run a script of a checkout of DeMo or of a code base like it "
+        f"({', '.join(host.name for host in HOSTS.values())}), which stays as it is. MODEL.USE_SDTPS True, in the script's own "
+        "arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP slimming.")
+    parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking and, in DeMo, "
+                        "HDM and ATMoE in place of the checkout's, with the same results")
     parser.add_argument("--weight", metavar="FILE",
                         help="checkpoint that the script loads, in place of the file named in its text")
-    parser.add_argument("script", metavar="SCRIPT", help="train_net.py or test_net.py of the checkout")
+    parser.add_argument("script", metavar="SCRIPT", help="a script of the checkout, such as train_net.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     words = parser.parse_args()
     try:
@@ -47,7 +51,7 @@ def main() -> None:
 def launch(script: Path, arguments: list[str], weight: str | None = None, fast: bool = False) -> None:
     """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would. Raises `UserError`."""
     if not script.is_file():
-        raise UserError(f"There is no script {script}; give train_net.py or test_net.py of a DeMo checkout.")
+        raise UserError(f"There is no script {script}; give a script of a checkout, such as train_net.py.")
     if weight is not None and not Path(weight).is_file():
         raise UserError(f"--weight: there is no file {weight}.")
     text = script.read_text(encoding="utf-8")
@@ -69,7 +73,8 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
     if weight is not None:
         made.append(lambda model, cfg: _load_from(weight, model))
     _after_make_model(checkout, made)
-    _evaluate_all_patterns(checkout)
+    if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
+        _evaluate_all_patterns(checkout)
 
     if "LOCAL_RANK" in os.environ and "--local_rank" in text and not any(w.startswith("--local_rank") for w in arguments):
         arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
@@ -78,9 +83,20 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
 
 
 def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object]]) -> None:
-    """Let `modeling.make_model` end with calls of (model, cfg)."""
-    original = checkout.find("modeling.make_model", "make_model")
+    """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg). Raises `UserError` for none."""
+    found = [(module, name) for module, name in FACTORIES
+             if checkout.has(module) and hasattr(checkout.module(module, module), name)]
+    if not found:
+        checkout.find(*FACTORIES[0])  # the sentence
+    for module, name in found:
+        original = checkout.find(module, name)
+        make = _then(original, made)
+        for place in ("modeling", module):
+            if getattr(checkout.module(place, place), name, None) is original:
+                checkout.replace(place, name, make)
 
+
+def _then(original: Callable[..., Any], made: list[Callable[[Any, Any], object]]) -> Callable[..., Any]:
     @wraps(original)
     def make_model(cfg, *args, **kwargs):
         model = original(cfg, *args, **kwargs)
@@ -88,10 +104,7 @@ def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object
             change(model, cfg)
         return model
 
-    for name in ("modeling", "modeling.make_model"):
-        module = checkout.module(name, name)
-        if getattr(module, "make_model", None) is original:
-            checkout.replace(name, "make_model", make_model)
+    return make_model
 
 
 def _load_from(weight: str, model: Any) -> None:
