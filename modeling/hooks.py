@@ -4,20 +4,16 @@ The convolution that makes the patches begins a `Stream`, the way of its images 
 of a block continues the i-th call of the block before, whether the host goes image by image or block by block. Before the block
 behind a stage a hook drops patches, before every later one it gathers what has a row for each position, and behind the last it
 takes the extra tokens away or restores the grid. The hooks are methods of objects, which `copy.deepcopy` copies with the model.
-
-What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. With gradients it is recorded by
-the input of every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
 """
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from math import inf, prod
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 import torch._dynamo
@@ -25,10 +21,11 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from demo_sdtps.modeling.positions import PER_POSITION, put
-from demo_sdtps.modeling.scores.base import Context, Score
+from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import Slimming, patch_shares
-from demo_sdtps.modeling.tokens import Tokens, split_rows
-from demo_sdtps.modeling.towers import Layout
+from demo_sdtps.modeling.streams import Chosen, Pass, Stream, images_in, is_backward, passes, shared_of, thread
+from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.modeling.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
 
 IMAGE = ("image",)
@@ -36,68 +33,6 @@ IMAGE = ("image",)
 FIRST = "first"
 STEM = -1  # in place of the index of a block: the patch convolution
 
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a stage has chosen in one stream."""
-
-    tokens: Tokens  # behind the stage, without their channels
-    score: torch.Tensor  # (B, n)
-    is_given: bool  # whether the score is not that of these images alone
-
-
-@dataclass(eq=False)
-class Stream:
-    """The way of images through the blocks of a tower."""
-
-    slim: Slim  # of a replica of nn.DataParallel its own
-    images: ref[torch.Tensor]  # (B, 3, H, W)
-    grid: tuple[int, int]
-    size: tuple[int, ...]  # of a patch, in pixels
-    stride: tuple[int, ...]
-    names: tuple[str, ...]  # modalities of the rows
-    missing: frozenset[str]
-    foreground: torch.Tensor | None  # (B, N)
-    next: int  # block
-    chosen: list[Chosen] = field(default_factory=list)
-    held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
-    record: Stream | None = None  # the same without gradients, for the backward pass
-
-    @property
-    def is_replay(self) -> bool:
-        return self.record is self
-
-    def context(self) -> Context:
-        """What a score reads of the images."""
-        images = self.images()
-        rows = {} if images is None else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
-        shares = {} if self.foreground is None else split_rows(self.foreground, self.names)
-        return Context({}, {}, self.grid, missing=self.missing, images=rows, foreground=shares, patch_size=self.size,
-                       patch_stride=self.stride)
-
-
-class Pass:
-    """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
-
-    def __init__(self, slim: Slim, level: float, inputs: Mapping[str, torch.Tensor], foreground: torch.Tensor | None):
-        self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
-        self.is_recorded = torch.is_grad_enabled()
-        self.streams: list[list[Stream]] = [[] for _ in slim.layouts]
-        self.named: list[str] = []  # modalities of the streams so far
-        self.first: dict[tuple, torch.Tensor] = {}  # scores that several streams share
-        self.losses: list[torch.Tensor] = []
-
-
-class Shared:
-    """What the threads share: losses of the last forward, and streams by the inputs of the blocks."""
-
-    def __init__(self) -> None:
-        self.losses: list[torch.Tensor] = []
-        self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
-
-
-_thread = threading.local()  # passes by `Slim`; the stream of the block that runs; the stream that is computed again
-_shared: WeakKeyDictionary[Slim, Shared] = WeakKeyDictionary()
 
 
 class Slim(Slimming):
@@ -117,17 +52,15 @@ class Slim(Slimming):
         self.handles: list[Any] = []
 
     @torch._dynamo.disable
-    def begin(self, module: nn.Module, level: int, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def begin(self, module: nn.Module, level: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module, `level` modules below the model, is called: a forward begins where none is under way."""
-        now = _passes().get(self)
-        if _is_backward() or (now is not None and now.level < level):
-            return None
-        shared, own, inputs, foreground = shared_of(self), self, {}, None
-        if level == 0:
-            own, kwargs = module.slimming, dict(kwargs)  # type: ignore[assignment]
-            foreground = kwargs.pop("foreground", None)
-            inputs = images_in((args, kwargs))
-        _passes()[self] = Pass(own, level, inputs, foreground)
+        foreground = kwargs.get("foreground") if level == 0 else None
+        kwargs = {key: value for key, value in kwargs.items() if level or key != "foreground"}
+        now, shared = passes().get(self), shared_of(self)
+        if is_backward() or (now is not None and now.level < level):
+            return args, kwargs
+        own: Any = self if level else module.slimming  # of a replica its own
+        passes()[self] = Pass(own, level, {} if level else images_in((args, kwargs)), foreground)
         if not getattr(module, "_is_replica", False):
             shared.losses.clear()
         for key in [key for key, (storage, _) in list(shared.records.items()) if storage.expired()]:
@@ -137,20 +70,20 @@ class Slim(Slimming):
     @torch._dynamo.disable
     def end(self, level: float) -> None:
         """The module that began the forward has ended, also by an error."""
-        now = _passes().get(self)
-        if now is not None and now.level == level and not _is_backward():
+        now = passes().get(self)
+        if now is not None and now.level == level and not is_backward():
             shared_of(self).losses += now.losses
-            del _passes()[self]
+            del passes()[self]
 
     @torch._dynamo.disable
     def embed(self, tower: int, convolution: nn.Conv2d, images: torch.Tensor, patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images: a stream begins."""
-        if _is_backward():
+        if is_backward():
             self._found(tower, STEM, images)
             return
-        now = _passes().get(self)
+        now = passes().get(self)
         if now is None or now.level == inf:  # the host calls a method of the model, which has no hooks
-            now = _passes()[self] = Pass(self, inf, {}, None)
+            now = passes()[self] = Pass(self, inf, {}, None)
         size, stride = tuple(convolution.kernel_size), tuple(convolution.stride)
         foreground = None
         if now.foreground is not None:
@@ -183,7 +116,7 @@ class Slim(Slimming):
         """The input of block `index` of a tower, without the tokens that the stages so far drop."""
         layout, name = self.layouts[tower], "" if args else next(iter(kwargs))
         given = kwargs[name] if name else args[0]
-        stream = _thread.stream = self._stream(tower, index, given)
+        stream = thread.stream = self._stream(tower, index, given)
         if stream is None:
             return None
         number = bisect_left(self.blocks, index)  # of stages before
@@ -219,15 +152,15 @@ class Slim(Slimming):
             stream.held[number:number + 1] = [held]
         slim, is_trained = stream.slim, self._is_trained(number, stream)
         past = stream.chosen[number] if stream.is_replay else None
-        score = self._given(number, stream, positions)
-        if past:  # computed as before, so that autograd finds the tensors that it expects
-            score = past.score if past.is_given or not is_trained else None
+        score = past.score if past else self._given(number, stream, positions)
+        if past and is_trained and not past.is_given:
+            score = None  # it is computed again, as autograd needs its tensors
         step = slim(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
         if not past:
             places = replace(step.tokens, values=step.tokens.values[:0])
             own = torch.cat(list(step.stage.score.values()))
             stream.chosen.append(Chosen(places, own, score is not None))
-            now = _passes().get(self)
+            now = passes().get(self)
             if now is not None:
                 now.losses += [] if step.loss is None else [step.loss]
                 if self.follow == FIRST and stream.names[0] not in stream.missing:
@@ -241,7 +174,7 @@ class Slim(Slimming):
 
     def _given(self, number: int, stream: Stream, positions: torch.Tensor) -> torch.Tensor | None:
         """The score (B, n) of a stage that the streams of a forward share, None where each has its own."""
-        now, scorer, images = _passes().get(self), stream.slim.stage_scores[number], stream.images()
+        now, scorer, images = passes().get(self), stream.slim.stage_scores[number], stream.images()
         if now is None or images is None:
             return None
         key: tuple = (number,)
@@ -269,7 +202,7 @@ class Slim(Slimming):
     @torch._dynamo.disable
     def after(self, tower: int, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
-        stream, layout = _thread.stream, self.layouts[tower]
+        stream, layout = thread.stream, self.layouts[tower]
         if stream is None or stream.chosen[-1].tokens.positions is None:
             return None
         values = output[0] if isinstance(output, tuple) else output
@@ -286,9 +219,9 @@ class Slim(Slimming):
 
     def _stream(self, tower: int, index: int, given: torch.Tensor) -> Stream | None:
         """The stream whose tokens are the input of block `index`; None for a block that is called by itself."""
-        if _is_backward():
+        if is_backward():
             return self._found(tower, index, given)
-        now = _passes().get(self)
+        now = passes().get(self)
         stream = next((stream for stream in now.streams[tower] if stream.next == index), None) if now else None
         if now is None or stream is None:
             return None
@@ -314,94 +247,54 @@ class Slim(Slimming):
                 raise _reentrant("restore=True")
             stream = replace(found[1], held=list(found[1].held), next=index)
             stream.record = stream
-            _thread.replay = self, tower, stream
-        owner, place, replayed = getattr(_thread, "replay", (None, None, None))
+            thread.replay = self, tower, stream
+        owner, place, replayed = getattr(thread, "replay", (None, None, None))
         return replayed if owner is self and place == tower else None
 
 
-def attach(model: nn.Module, slim: Slim, paths: Sequence[tuple[str, Sequence[nn.Module], nn.Conv2d]]) -> None:
-    """Add `slim` to a model as its module `slimming`, and its hooks: towers are paths, blocks and patch convolutions."""
-    model.add_module("slimming", slim)
-    handles = slim.handles
-    always: Any = {"always_call": True} if "always_call" in signature(nn.Module.register_forward_hook).parameters else {}
-    for tower, (path, blocks, convolution) in enumerate(paths):
-        for level, name in enumerate(["", *_ancestors(path)]):
-            outer = OuterHook(slim, level)
-            module = model.get_submodule(name)
-            if not any(getattr(hook, "__self__", None) == outer for hook in module._forward_pre_hooks.values()):
-                handles.append(module.register_forward_pre_hook(outer.before, with_kwargs=True))
-                handles.append(module.register_forward_hook(outer.after, **always))
-        handles.append(convolution.register_forward_hook(TowerHook(slim, tower).embed))
-        for index, block in enumerate(blocks):
-            if index >= slim.blocks[0]:
-                handles.append(block.register_forward_pre_hook(BlockHook(slim, tower, index).before, with_kwargs=True))
-        handles.append(blocks[-1].register_forward_hook(TowerHook(slim, tower).after))
-
-
 @dataclass(frozen=True)
-class OuterHook:
-    """Hooks of the model and of the modules that its towers are in."""
+class Hook:
+    """Hooks of one module: of the model and the modules that its towers are in, where `place` is how far below the model they
+    are; of the patch convolution and the blocks of tower `place`, by the block's `index`."""
 
     slim: Slim
-    level: int
+    place: int
+    index: int = 0
 
-    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        return self.slim.begin(module, self.level, args, kwargs)
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return self.slim.begin(module, self.place, args, kwargs)
 
-    def after(self, module: nn.Module, args: tuple, output: object) -> None:
-        self.slim.end(self.level)
-
-
-@dataclass(frozen=True)
-class TowerHook:
-    """Hooks of the patch convolution and of the last block."""
-
-    slim: Slim
-    tower: int
+    def end(self, module: nn.Module, args: tuple, output: object) -> None:
+        self.slim.end(self.place)
 
     def embed(self, convolution: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
-        self.slim.embed(self.tower, convolution, args[0], patches)
-
-    def after(self, block: nn.Module, args: tuple, output: Any) -> Any:
-        return self.slim.after(self.tower, output)
-
-
-@dataclass(frozen=True)
-class BlockHook:
-    """The hook of a block."""
-
-    slim: Slim
-    tower: int
-    index: int
+        self.slim.embed(self.place, convolution, args[0], patches)
 
     def before(self, block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        return self.slim.before(self.tower, self.index, block, args, kwargs)
+        return self.slim.before(self.place, self.index, block, args, kwargs)
+
+    def after(self, block: nn.Module, args: tuple, output: Any) -> Any:
+        return self.slim.after(self.place, output)
 
 
-def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
-    if isinstance(inputs, torch.Tensor):
-        return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
-    if isinstance(inputs, (list, tuple)):
-        return {key: image for number, value in enumerate(inputs) for key, image in images_in(value, f"{name}{number}").items()}
-    if isinstance(inputs, Mapping):
-        return {key: image for own, value in inputs.items() for key, image in images_in(value, str(own)).items()}
-    return {}
-
-
-def shared_of(slim: Slim) -> Shared:
-    return _shared.setdefault(slim, Shared())
-
-
-def _passes() -> WeakKeyDictionary[Slim, Pass]:
-    if not hasattr(_thread, "passes"):
-        _thread.passes = WeakKeyDictionary()
-    return _thread.passes
-
-
-def _is_backward() -> bool:
-    """Whether autograd runs in this thread, which computes blocks again under checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+def attach(model: nn.Module, slim: Slim, towers: Sequence[Tower]) -> None:
+    """Add `slim` to a model as its module `slimming`, and its hooks to the model's towers."""
+    model.add_module("slimming", slim)
+    outer: dict[str, int] = {}
+    for number, tower in enumerate(towers):
+        parts = tower.path.split(".") if tower.path else []
+        outer |= {".".join(parts[:level]): level for level in range(len(parts) + 1)}
+        slim.handles.append(tower.patches.register_forward_hook(Hook(slim, number).embed))
+        for index, block in enumerate(tower.blocks):
+            if index >= slim.blocks[0]:
+                slim.handles.append(block.register_forward_pre_hook(Hook(slim, number, index).before, with_kwargs=True))
+        slim.handles.append(tower.blocks[-1].register_forward_hook(Hook(slim, number).after))
+    # From torch 2.1 on also after an error.
+    always: Any = {"always_call": True} if "always_call" in signature(nn.Module.register_forward_hook).parameters else {}
+    for path, level in outer.items():
+        module = model.get_submodule(path)
+        slim.handles.append(module.register_forward_pre_hook(Hook(slim, level).begin, with_kwargs=True))
+        slim.handles.append(module.register_forward_hook(Hook(slim, level).end, **always))
 
 
 def _reentrant(what: str) -> UserError:
@@ -411,8 +304,3 @@ def _reentrant(what: str) -> UserError:
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _ancestors(path: str) -> list[str]:
-    parts = path.split(".") if path else []
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]

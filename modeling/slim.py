@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.scores import SCORES as ENTRIES
-from demo_sdtps.modeling.hooks import FIRST, IMAGE, Slim, attach, shared_of
+from demo_sdtps.modeling.hooks import FIRST, IMAGE, Slim, attach
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import check_stages
+from demo_sdtps.modeling.streams import shared_of
 from demo_sdtps.modeling.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest
 
@@ -72,7 +73,7 @@ def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], 
             raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
                             "class token; choose another score, such as saliency.")
     slimming.to(towers[0].patches.weight).train(model.training)
-    attach(model, slimming, [(tower.path, tower.blocks, tower.patches) for tower in towers])
+    attach(model, slimming, towers)
     return slimming
 
 

@@ -1,0 +1,110 @@
+"""The way of images through the blocks of a slimmed Vision Transformer, and where hooks.py finds it again.
+
+What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. With gradients it is recorded by
+the input of every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.tokens import Tokens, split_rows
+
+if TYPE_CHECKING:
+    from demo_sdtps.modeling.hooks import Slim
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a stage has chosen in one stream."""
+
+    tokens: Tokens  # behind the stage, without their channels
+    score: torch.Tensor  # (B, n)
+    is_given: bool  # whether the score is not that of these images alone
+
+
+@dataclass(eq=False)
+class Stream:
+    """The way of images through the blocks of a tower."""
+
+    slim: Slim  # of a replica of nn.DataParallel its own
+    images: ref[torch.Tensor]  # (B, 3, H, W)
+    grid: tuple[int, int]
+    size: tuple[int, ...]  # of a patch, in pixels
+    stride: tuple[int, ...]
+    names: tuple[str, ...]  # modalities of the rows
+    missing: frozenset[str]
+    foreground: torch.Tensor | None  # (B, N)
+    next: int  # block
+    chosen: list[Chosen] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
+    record: Stream | None = None  # the same without gradients, for the backward pass
+
+    @property
+    def is_replay(self) -> bool:
+        return self.record is self
+
+    def context(self) -> Context:
+        """What a score reads of the images."""
+        images = self.images()
+        rows = {} if images is None else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
+        shares = {} if self.foreground is None else split_rows(self.foreground, self.names)
+        return Context({}, {}, self.grid, missing=self.missing, images=rows, foreground=shares, patch_size=self.size,
+                       patch_stride=self.stride)
+
+
+class Pass:
+    """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
+
+    def __init__(self, slim: Slim, level: float, inputs: Mapping[str, torch.Tensor], foreground: torch.Tensor | None):
+        self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
+        self.is_recorded = torch.is_grad_enabled()
+        self.streams: list[list[Stream]] = [[] for _ in slim.layouts]
+        self.named: list[str] = []  # modalities of the streams so far
+        self.first: dict[tuple, torch.Tensor] = {}  # scores that several streams share
+        self.losses: list[torch.Tensor] = []
+
+
+class Shared:
+    """What the threads share: losses of the last forward, and streams by the inputs of the blocks."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
+
+
+thread = threading.local()  # passes by `Slim`; the stream of the block that runs; the stream that is computed again
+_shared: WeakKeyDictionary[Slim, Shared] = WeakKeyDictionary()
+
+
+def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
+    if isinstance(inputs, torch.Tensor):
+        return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
+    if isinstance(inputs, (list, tuple)):
+        return {key: image for number, value in enumerate(inputs) for key, image in images_in(value, f"{name}{number}").items()}
+    if isinstance(inputs, Mapping):
+        return {key: image for own, value in inputs.items() for key, image in images_in(value, str(own)).items()}
+    return {}
+
+
+def shared_of(slim: Slim) -> Shared:
+    return _shared.setdefault(slim, Shared())
+
+
+def passes() -> WeakKeyDictionary[Slim, Pass]:
+    if not hasattr(thread, "passes"):
+        thread.passes = WeakKeyDictionary()
+    return thread.passes
+
+
+def is_backward() -> bool:
+    """Whether autograd runs in this thread, which computes blocks again under checkpointing."""
+    return torch._C._current_graph_task_id() != -1
