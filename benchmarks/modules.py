@@ -1,21 +1,19 @@
-"""Rows of the benchmark for the modules between backbone and heads: HDM with ATMoE, and SDTPS, beside plain formulations."""
+"""Rows of the benchmark for HDM with ATMoE, beside their plain formulation."""
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.plain.fusion import Fusion  # the plain formulations that the tests compare with
-from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches
+from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
 from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
-from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.runtime.device import choose_device
 
-FUSION_TARGET, SDTPS_TARGET = 30, 1  # speed-ups over the plain formulation
+FUSION_TARGET = 30  # speed-up over the plain formulation
 
 ByModality = dict[str, torch.Tensor]
 
@@ -30,17 +28,6 @@ class Fast(nn.Module):
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         return self.atmoe(self.hdm(patches, global_feats))
-
-
-class Slimmed(nn.Module):
-    """SDTPS, ours or plain, with the tokens of all modalities concatenated (B, 3·(N_c + 1), C)."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
-        return torch.cat(self.module(*patches.values(), *global_feats.values())[:len(MODALITIES)], dim=1)
 
 
 def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
@@ -59,26 +46,6 @@ def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
     evaluation = in_turns(title, _cases(modules, evaluate, tokens), 2 * rounds, device)
     return [speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
             speed_row(f"{title}: training step", training, FUSION_TARGET)]
-
-
-def sdtps_rows(cfg: CfgNode, quick: bool) -> list[Row]:
-    """SDTPS against three plain branches. Raises `RuntimeError` where the outputs differ."""
-    device = choose_device(cfg)
-    torch.manual_seed(cfg.SOLVER.SEED)
-    batch, rounds = (2, 1) if quick else (64, 5)
-    backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
-    width, count = backbone.width, backbone.num_patches
-    settings = {"sparse_ratio": cfg.MODEL.SDTPS_SPARSE_RATIO, "aggr_ratio": cfg.MODEL.SDTPS_AGGR_RATIO,
-                "beta": cfg.MODEL.SDTPS_BETA}
-    ours = MultiModalSDTPS(width, count, **settings)
-    plain = ThreeBranches(width, count, **settings).load_ours(ours.state_dict())
-    modules = {"reference": Slimmed(plain).to(device), "ours": Slimmed(ours).to(device)}
-    tokens = random_tokens(batch, count, width, device)
-    check_equal("SDTPS", evaluate(modules["ours"], tokens), evaluate(modules["reference"], tokens))
-
-    title = f"SDTPS, {batch} triplets, {count} patches"
-    return [speed_row(f"{title}: {what}", in_turns(title, _cases(modules, work, tokens), rounds, device), SDTPS_TARGET)
-            for what, work in (("evaluation", evaluate), ("training step", train))]
 
 
 def random_tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:

@@ -16,7 +16,7 @@ import torch
 from demo_sdtps.benchmarks.any_vit import any_vit_rows
 from demo_sdtps.benchmarks.busy import busy_rows
 from demo_sdtps.benchmarks.model import evaluation_rows, model_rows
-from demo_sdtps.benchmarks.modules import fusion_rows, sdtps_rows
+from demo_sdtps.benchmarks.modules import fusion_rows
 from demo_sdtps.benchmarks.ranking import ranking_rows, reranking_rows
 from demo_sdtps.benchmarks.rows import Row, as_markdown
 from demo_sdtps.benchmarks.slimming import slimming_rows
@@ -34,7 +34,6 @@ PARTS: dict[str, tuple[str, Callable[[bool, torch.device], Iterable[Row]]]] = { 
                  slimming_rows),
     "any_vit": ("demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32", any_vit_rows),
     "fusion": ("HDM and ATMoE alone", lambda quick, _: fusion_rows(load_cfg("RGBNT201/DeMo.yml"), quick)),
-    "sdtps": ("SDTPS alone", lambda quick, _: sdtps_rows(load_cfg("RGBNT201/DeMo_SDTPS.yml"), quick)),
     "evaluation": ("the evaluation of an epoch, from images to mAP", evaluation_rows),
     "ranking": ("mAP and CMC", ranking_rows),
     "reranking": ("k-reciprocal re-ranking", reranking_rows),

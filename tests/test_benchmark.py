@@ -9,7 +9,8 @@ from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.benchmarks.slimming import pairs
 
-PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance"}
+PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance",
+         "any_vit": "slim"}
 """In docs: what was measured, and the page that shows it."""
 
 
@@ -25,7 +26,7 @@ def record_of(measured):
 
 
 @pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
-    "slimming", "sdtps", "evaluation", "ranking", "reranking"))], ids=" ".join)
+    "slimming", "any_vit", "evaluation", "ranking", "reranking"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)

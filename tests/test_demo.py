@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded
+from reference.sdtps_branches import ThreeBranches
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -26,7 +27,6 @@ from tiny import (
 )
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion
-from demo_sdtps.benchmarks.plain.sdtps_branches import ThreeBranches
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.weights import to_demo
