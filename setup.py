@@ -16,7 +16,7 @@ WANDB = ["wandb>=0.17"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
 TESTS = ["pytest>=8", "pytest-xdist>=3.8", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
-         "ipykernel>=6.29"]
+         "ipykernel>=6.29", "open_clip_torch>=2.24"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 
 setup(
