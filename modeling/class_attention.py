@@ -106,5 +106,6 @@ def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Te
     from timm.layers import apply_rot_embed_cat
 
     prefix = attention.num_prefix_tokens
-    turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, half=getattr(attention, "rotate_half", False))
+    halves = {"half": True} if getattr(attention, "rotate_half", False) else {}  # older versions of timm have no such argument
+    turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, **halves)
     return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)
