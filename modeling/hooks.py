@@ -18,7 +18,6 @@ from weakref import ref
 import torch
 import torch._dynamo
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from demo_sdtps.modeling.positions import PER_POSITION, put
 from demo_sdtps.modeling.scores.base import Score
@@ -61,10 +60,9 @@ class Slim(Slimming):
             return args, kwargs
         own: Any = self if level else module.slimming  # of a replica its own
         passes()[self] = Pass(own, level, {} if level else images_in((args, kwargs)), foreground)
+        shared.forget()
         if not getattr(module, "_is_replica", False):
             shared.losses.clear()
-        for key in [key for key, (storage, _) in list(shared.records.items()) if storage.expired()]:
-            shared.records.pop(key, None)
         return args, kwargs
 
     @torch._dynamo.disable
@@ -84,18 +82,18 @@ class Slim(Slimming):
         now = passes().get(self)
         if now is None or now.level == inf:  # the host calls a method of the model, which has no hooks
             now = passes()[self] = Pass(self, inf, {}, None)
+            shared_of(self).forget()
         size, stride = tuple(convolution.kernel_size), tuple(convolution.stride)
         foreground = None
         if now.foreground is not None:
             foreground = patch_shares(now.foreground.to(images.device), size, stride)
             foreground = foreground.repeat(len(images) // len(foreground), 1)
         rows, columns = map(int, patches.shape[-2:])  # a traced graph (torch.jit) has tensors for numbers
-        stream = Stream(now.slim, ref(images), (rows, columns), size, stride, self._names_of(now, images),
+        stream = Stream(now.slim, lambda: images, (rows, columns), size, stride, self._names_of(now, images),
                         frozenset() if now.slim.training else self.missing, foreground, self.blocks[0])
+        stream.record = replace(stream, images=ref(images), chosen=[], held=[])
         now.streams[tower].append(stream)
-        if now.is_recorded:
-            stream.record = replace(stream, chosen=[], held=[])
-            self._record(tower, STEM, images, stream.record)
+        shared_of(self).record((tower, STEM), images, stream.record)
 
     def _names_of(self, now: Pass, images: torch.Tensor) -> tuple[str, ...]:
         """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
@@ -153,21 +151,18 @@ class Slim(Slimming):
         slim, is_trained = stream.slim, self._is_trained(number, stream)
         past = stream.chosen[number] if stream.is_replay else None
         score = past.score if past else self._given(number, stream, positions)
-        if past and is_trained and not past.is_given:
-            score = None  # it is computed again, as autograd needs its tensors
+        if past and not past.is_given and (is_trained or slim.stage_scores[number].is_random):
+            score = None  # computed again, so that autograd finds its tensors and dropout its random numbers
         step = slim(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
-        if not past:
-            places = replace(step.tokens, values=step.tokens.values[:0])
-            own = torch.cat(list(step.stage.score.values()))
-            stream.chosen.append(Chosen(places, own, score is not None))
-            now = passes().get(self)
-            if now is not None:
-                now.losses += [] if step.loss is None else [step.loss]
-                if self.follow == FIRST and stream.names[0] not in stream.missing:
-                    now.first.setdefault((number,), own)
-            if stream.record:
-                stream.record.chosen.append(Chosen(places, _without_graph(own), score is not None))
-                stream.record.held += [_without_graph(held)] if self.restore else []
+        places, own = replace(step.tokens, values=step.tokens.values[:0]), torch.cat(list(step.stage.score.values()))
+        stream.chosen[number:number + 1] = [Chosen(places, own, past.is_given if past else score is not None)]
+        now = passes().get(self)
+        if now is not None and stream.record and not past:
+            now.losses += [] if step.loss is None else [step.loss]
+            if self.follow == FIRST and stream.names[0] not in stream.missing:
+                now.first.setdefault((number,), own)
+            stream.record.chosen.append(Chosen(places, _without_graph(own), score is not None))
+            stream.record.held += [_without_graph(held)] if self.restore else []
         if step.tokens.positions is before.positions:
             return values
         return torch.cat([step.tokens.values, values[:, end:]], dim=1) if layout.suffix else step.tokens.values
@@ -178,10 +173,11 @@ class Slim(Slimming):
         if now is None or images is None:
             return None
         key: tuple = (number,)
-        voters = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
+        batch = len(images) // len(stream.names)
+        voters = {name: image for name, image in now.inputs.items() if image.shape == (batch, *images.shape[1:])
                   and name not in stream.missing and (name in self.names or self.names == IMAGE)}
         if self.follow is True and scorer.of_images and len(voters) > 1 and not self.is_stacked:
-            key = (number, stream.grid, stream.size, stream.stride)
+            key = (number, stream.grid, stream.size, stream.stride, *voters)
             if key not in now.first:
                 blank = {name: image.new_empty(len(image), prod(stream.grid), 0) for name, image in voters.items()}
                 scores = scorer.scores(replace(stream.context(), tokens=blank, images=voters, missing=frozenset()))
@@ -195,14 +191,14 @@ class Slim(Slimming):
     def _is_trained(self, number: int, stream: Stream) -> bool:
         """Whether the score of a stage is trained. Raises `UserError` where reentrant checkpointing loses a gradient."""
         is_trained = any(parameter.requires_grad for parameter in stream.slim.stage_scores[number].parameters())
-        if is_trained and stream.foreground is not None and stream.record and not torch.is_grad_enabled():
+        if is_trained and stream.foreground is not None and stream.slim.training and not torch.is_grad_enabled():
             raise _reentrant(f"The score {type(stream.slim.stage_scores[number]).__name__}")
         return is_trained
 
     @torch._dynamo.disable
     def after(self, tower: int, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
-        stream, layout = thread.stream, self.layouts[tower]
+        stream, layout, thread.stream = thread.stream, self.layouts[tower], None
         if stream is None or stream.chosen[-1].tokens.positions is None:
             return None
         values = output[0] if isinstance(output, tuple) else output
@@ -231,22 +227,19 @@ class Slim(Slimming):
             if now.level == inf and not any(now.streams):
                 self.end(inf)
         if stream.record:
-            self._record(tower, index, given, stream.record)
+            shared_of(self).record((tower, index), given, stream.record)
         return stream
-
-    def _record(self, tower: int, index: int, given: torch.Tensor, stream: Stream) -> None:
-        storage = StorageWeakRef(given.untyped_storage())
-        shared_of(self).records[tower, index, storage.cdata, given.storage_offset()] = storage, stream
 
     def _found(self, tower: int, index: int, given: torch.Tensor) -> Stream | None:
         """The stream that the backward pass computes again from this block on, or goes on to compute."""
-        key = tower, index, StorageWeakRef(given.untyped_storage()).cdata, given.storage_offset()
-        found = shared_of(self).records.get(key)
+        found = shared_of(self).found((tower, index), given)
         if found:
             if self.restore and index != STEM and given.is_leaf and given.requires_grad:
                 raise _reentrant("restore=True")
-            stream = replace(found[1], held=list(found[1].held), next=index)
+            stream = replace(found, chosen=list(found.chosen), held=list(found.held), next=index)
             stream.record = stream
+            if index == STEM:
+                stream.images = lambda: given
             thread.replay = self, tower, stream
         owner, place, replayed = getattr(thread, "replay", (None, None, None))
         return replayed if owner is self and place == tower else None

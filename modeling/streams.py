@@ -1,15 +1,15 @@
 """The way of images through the blocks of a slimmed Vision Transformer, and where hooks.py finds it again.
 
-What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. With gradients it is recorded by
-the input of every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
+What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. It is recorded by the input of
+every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
 """
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -35,7 +35,7 @@ class Stream:
     """The way of images through the blocks of a tower."""
 
     slim: Slim  # of a replica of nn.DataParallel its own
-    images: ref[torch.Tensor]  # (B, 3, H, W)
+    images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
     grid: tuple[int, int]
     size: tuple[int, ...]  # of a patch, in pixels
     stride: tuple[int, ...]
@@ -45,7 +45,7 @@ class Stream:
     next: int  # block
     chosen: list[Chosen] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
-    record: Stream | None = None  # the same without gradients, for the backward pass
+    record: Stream | None = None  # the same without gradients, for the backward pass; a stream that it computes again is its own
 
     @property
     def is_replay(self) -> bool:
@@ -65,7 +65,6 @@ class Pass:
 
     def __init__(self, slim: Slim, level: float, inputs: Mapping[str, torch.Tensor], foreground: torch.Tensor | None):
         self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
-        self.is_recorded = torch.is_grad_enabled()
         self.streams: list[list[Stream]] = [[] for _ in slim.layouts]
         self.named: list[str] = []  # modalities of the streams so far
         self.first: dict[tuple, torch.Tensor] = {}  # scores that several streams share
@@ -78,6 +77,19 @@ class Shared:
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []
         self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
+
+    def record(self, place: tuple, tensor: torch.Tensor, stream: Stream) -> None:
+        storage = StorageWeakRef(tensor.untyped_storage())
+        self.records[*place, storage.cdata, tensor.storage_offset()] = storage, stream
+
+    def found(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
+        key = *place, StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
+        return self.records[key][1] if key in self.records else None
+
+    def forget(self) -> None:
+        """Drop the records of tensors that are gone."""
+        for key in [key for key, (storage, _) in list(self.records.items()) if storage.expired()]:
+            self.records.pop(key, None)
 
 
 thread = threading.local()  # passes by `Slim`; the stream of the block that runs; the stream that is computed again

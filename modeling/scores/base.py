@@ -85,6 +85,7 @@ class Score(nn.Module, ABC):
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether its merged tokens weigh in attention by `Tokens.sizes`
+    is_random = False  # whether it draws numbers, so that it draws again where blocks are computed again
     of_images = False  # whether it reads the images alone, so that it is known before the backbone runs
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):

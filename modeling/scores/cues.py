@@ -63,6 +63,8 @@ class Border(Score):
 class Random(Score):
     """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every chunk."""
 
+    is_random = True
+
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         seed = MODALITIES.index(context.modality) if context.modality in MODALITIES else 0
         generator = None if self.training else torch.Generator(tokens.device).manual_seed(seed)
