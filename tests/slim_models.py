@@ -21,7 +21,7 @@ WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
 SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
 WORDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 49]])
 PATH = (3 * 16 * 16, 3, 16, WIDTH, 16, 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
-"""Lengths of the sums (tests/numeric.py) behind what is computed in float32, scores and means of dropped patches, to outputs."""
+"""Lengths of the sums (tests/numeric.py) behind scores and means of dropped patches, which are float32, to outputs."""
 
 
 def timm_model(name, **changes):
@@ -34,8 +34,8 @@ def timm_model(name, **changes):
 def open_clip_model():
     from open_clip.model import CLIP
 
-    return CLIP(WIDTH, {"layers": DEPTH, "width": WIDTH, "head_width": WIDTH // HEADS, "patch_size": 16, "image_size": (64, 32)},
-                {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8})
+    vision = {"layers": DEPTH, "width": WIDTH, "head_width": WIDTH // HEADS, "patch_size": 16, "image_size": (64, 32)}
+    return CLIP(WIDTH, vision, {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8})
 
 
 def torchvision_model():
@@ -127,7 +127,7 @@ def record(model):
 
 
 def saliency(images, case):
-    """Slow score of `reference.slim.run`: the sum over those images of a forward, `images(call)`, that are chosen for at once."""
+    """Slow score of `reference.slim.run`: the sum over those images of a forward, `images(call)`, that keep one set."""
     size = (case.patch, case.patch)
 
     def score(call, row, index, layer, image):
@@ -143,11 +143,13 @@ def distinctness(call, row, index, layer, image):
 
 def attention(call, row, index, layer, image):
     """What the block itself computes, in its plain form."""
+    def all_weights(part, args, kwargs):
+        return args, kwargs | {"need_weights": True, "average_attn_weights": False}
+
     block, seen, handles = layer.args[0], [], []
     for part in block.modules():
         if isinstance(part, nn.MultiheadAttention):
-            handles.append(part.register_forward_pre_hook(
-                lambda _, args, kwargs: (args, kwargs | {"need_weights": True, "average_attn_weights": False}), with_kwargs=True))
+            handles.append(part.register_forward_pre_hook(all_weights, with_kwargs=True))
         elif hasattr(part, "fused_attn"):  # timm's
             part.fused_attn = False
             handles.append(part.attn_drop.register_forward_pre_hook(lambda _, args: seen.append((None, args[0]))))

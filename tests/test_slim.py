@@ -20,6 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import demo_sdtps
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(params=CASES)
 def case(request):

@@ -3,6 +3,7 @@ from collections import defaultdict
 from functools import partial
 
 import torch
+
 from reference.slimming import Image, dropped, like
 
 
