@@ -15,9 +15,9 @@ WAYS = ("image by image", "block by block", "stacked")
 class Block(nn.Module):
     """Takes a share of every patch in attention, (B, rows, columns), and a mask between all tokens."""
 
-    def __init__(self, is_tuple):
+    def __init__(self, is_tuple=False, dropout=0.0):
         super().__init__()
-        self.norm, self.is_tuple = nn.LayerNorm(WIDTH), is_tuple
+        self.norm, self.is_tuple, self.dropout = nn.LayerNorm(WIDTH), is_tuple, nn.Dropout(dropout)
         self.attn, self.out, self.mlp = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, use_mask=None, attn_mask=None):
@@ -27,19 +27,19 @@ class Block(nn.Module):
         query, key, value = self.attn(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask).transpose(1, 2).flatten(2)
         x = x + self.out(seen)
-        x = x + torch.tanh(self.mlp(x))
+        x = x + self.dropout(torch.tanh(self.mlp(x)))
         return (x, "more") if self.is_tuple else x
 
 
 class Tower(nn.Module):
     """`recompute`: none, or gradient checkpointing of every block, of segments of blocks, or of the whole."""
 
-    def __init__(self, suffix=0, is_tuple=False, recompute="", reentrant=False):
+    def __init__(self, suffix=0, is_tuple=False, recompute="", reentrant=False, dropout=0.0):
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, SIDE, SIDE)
         self.class_token, self.tail = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Parameter(torch.randn(1, suffix, WIDTH))
         self.position = nn.Parameter(torch.randn(1, ROWS * COLUMNS, WIDTH))
-        self.blocks = nn.ModuleList(Block(is_tuple) for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(Block(is_tuple, dropout) for _ in range(DEPTH))
         self.recompute, self.checkpoint = recompute, partial(checkpoint, use_reentrant=reentrant)
         self.sequential = partial(checkpoint_sequential, use_reentrant=reentrant)
 

@@ -137,6 +137,11 @@ def saliency(images, case):
     return score
 
 
+def by_saliency(case):
+    """Each image by itself, for `compare`."""
+    return lambda model, images: saliency(lambda call: [images], case)
+
+
 def distinctness(call, row, index, layer, image):
     return [float(value) for value in cues.distinctness([patch.detach() for patch in image.patches.values()])]
 

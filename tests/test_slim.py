@@ -8,11 +8,11 @@ from slim_models import (
     DEPTH,
     WIDTH,
     attention,
+    by_saliency,
     compare,
     distinctness,
     gradients_of,
     hooks_of,
-    saliency,
     slim_both,
     supervised,
 )
@@ -31,7 +31,7 @@ def case(request):
 
 
 def of_library(case, score, blocks, keep, **settings):
-    slow_scores = {"saliency": lambda model, images: saliency(lambda call: [images], case),
+    slow_scores = {"saliency": by_saliency(case),
                    "attention": lambda model, images: attention, "distinctness": lambda model, images: distinctness,
                    "supervised": lambda model, images: supervised(model)}
     return compare(case, score, blocks, keep, slow_scores[score], **settings)

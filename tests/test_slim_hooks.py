@@ -10,20 +10,15 @@ import pytest
 import torch
 from numeric import generator
 from plug_in_host import replicas_of
-from slim_host import COLUMNS, DEPTH, ROWS, WAYS, Segmenter, Tower, case_of, host_case
-from slim_models import CASES, compare, distinctness, saliency, slim_both
+from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
+from slim_models import CASES, by_saliency, compare, slim_both
 from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError
 
-pytestmark = pytest.mark.numeric
 STAGES = (1, 2), (0.6, 0.5)
 PATCHES = ROWS * COLUMNS
-
-
-def by_saliency(case):
-    return lambda model, images: saliency(lambda call: [images], case)
 
 
 # What stands around the patches, what the blocks return, what needs the whole grid
@@ -106,55 +101,6 @@ def test_masks_of_the_patches():
     mask = torch.rand(2, ROWS, COLUMNS, generator=generator(3), dtype=torch.double)
     case = case_of(Tower, lambda model, images: model(images, use_mask=mask), blocks_at="blocks")
     compare(case, "saliency", (0, 2), (0.6, 0.5), by_saliency(case))
-
-
-# Several images in one forward
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shared", [True, False])
-def test_images_of_a_forward_by_saliency(way, shared):
-    """With `shared` that of all images together, or else of each."""
-    case = host_case(way, shared)
-
-    def score(model, images):
-        parts = images.chunk(3)
-        return saliency(lambda call: parts if shared else [images if way == "stacked" else parts[call]], case)
-
-    compare(case, "saliency", *STAGES, score, case.draw(6))
-
-
-@pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.parametrize("shared", ["first", True])
-def test_images_of_a_forward_by_their_tokens(way, shared):
-    """A score that reads tokens is each image's own, or that of the first for all."""
-    case, found = host_case(way, shared), {}
-
-    def score(call, row, index, layer, image):
-        own = distinctness(call, row, index, layer, image)
-        return found.setdefault((row, index), own) if shared == "first" else own
-
-    compare(case, "distinctness", *STAGES, lambda model, images: score, case.draw(6))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_sets_of_the_images(way):
-    """One for all where it is shared."""
-    for shared, score in ((True, "saliency"), ("first", "distinctness"), (False, "saliency")):
-        if way == "stacked" and shared == "first":
-            continue
-        case = host_case(way, shared)
-        _, model, steps = slim_both(case, *STAGES, score)
-        case.call(model, case.draw(6))
-        for number in range(2):
-            kept = torch.cat([step.stage.kept["image"] for step in steps[number]]).chunk(3)
-            assert all(torch.equal(kept[0], other) for other in kept[1:]) == bool(shared)
-
-
-@pytest.mark.parametrize("shared", [True, False, "first"])
-def test_one_image_is_its_own(shared):
-    case = CASES["timm"]._replace(settings={"shared": shared})
-    compare(case, "saliency", *STAGES, by_saliency(case))
 
 
 # Methods of a model in place of its forward, and blocks alone

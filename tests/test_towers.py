@@ -16,8 +16,8 @@ from torchvision.models.vision_transformer import ConvStemConfig
 import demo_sdtps
 from demo_sdtps.config import UserError
 
-KNOWN = ("; slimming knows timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP "
-         "and DINOv2: name the blocks of another one by blocks_at.")
+KNOWN = ("; slimming knows timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, "
+         "CLIP and DINOv2: name the blocks of another one by blocks_at.")
 
 
 def refused(model, sentence, *args, **settings):
@@ -77,7 +77,8 @@ def test_text_alone_has_no_tower():
 
 
 def test_stems_of_convolutions():
-    stem = "but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a convolutional stem."
+    stem = ("but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a "
+            "convolutional stem.")
     hybrid = timm.create_model("vit_tiny_r_s16_p8_224", embed_dim=32, depth=1, num_heads=2, img_size=64)
     refused(hybrid, f"VisionTransformer makes its patches by {type(hybrid.patch_embed).__name__}, {stem}")
     convolutions = [ConvStemConfig(8, 3, 4), ConvStemConfig(16, 3, 4)]
@@ -88,15 +89,16 @@ def test_stems_of_convolutions():
 def test_attention_without_a_class_token():
     model = timm_model("test_vit", class_token=False, global_pool="avg")
     for score, name in (("attention", "Attention"), ("editor", "Editor")):
-        refused(model, f"score is {name}, which reads the attention of the class token, but VisionTransformer has no class token; "
-                       "choose another score, such as saliency.", (1,), (0.5,), score)
+        refused(model, f"score is {name}, which reads the attention of the class token, but VisionTransformer has no class "
+                       "token; choose another score, such as saliency.", (1,), (0.5,), score)
     slimmed = demo_sdtps.slim(model, (1,), (0.5,))
-    assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4 + 0, 32)
+    assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4, 32)
 
 
 def test_attention_that_is_computed_in_another_way():
-    refused(Tower(), "score is 'Attention', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
-                     "computed in another way; choose another score or backbone.", (1,), (0.5,), "attention", blocks_at="blocks")
+    refused(Tower(), "score is 'Attention', which reads the keys of a block, but the attention of this backbone's blocks "
+                     "(Block) is computed in another way; choose another score or backbone.", (1,), (0.5,), "attention",
+            blocks_at="blocks")
 
 
 def test_compiled_models():
@@ -121,14 +123,15 @@ def test_a_model_that_is_slimmed():
 
 
 SCORES = "'saliency' or 'attention' or 'distinctness' or 'border' or 'editor' or 'random' or 'supervised', or a Score"
+DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
+         "these.")
+NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
 BOTH = "but there must be increasing blocks and one share for each."
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
-    ({"blocks": (3,), "keep": (0.5,)}, "blocks is [3], but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 "
-                                      "(the input) to 2; choose among these."),
-    ({"blocks": (-1,), "keep": (0.5,)}, "blocks is [-1], but VisionTransformer has 3 blocks, so patches can be dropped after "
-                                        "blocks 0 (the input) to 2; choose among these."),
+    ({"blocks": (3,), "keep": (0.5,)}, f"blocks is [3], {DEPTH}"),
+    ({"blocks": (-1,), "keep": (0.5,)}, f"blocks is [-1], {DEPTH}"),
     ({"blocks": (), "keep": ()}, f"blocks is () and keep (), {BOTH}"),
     ({"blocks": (2, 1)}, f"blocks is (2, 1) and keep (0.5, 0.5), {BOTH}"),
     ({"blocks": (1, 1)}, f"blocks is (1, 1) and keep (0.5, 0.5), {BOTH}"),
@@ -136,23 +139,21 @@ BOTH = "but there must be increasing blocks and one share for each."
     ({"keep": (0.5, 0.0)}, "keep is (0.5, 0.0), but each share must be above 0 and at most 1."),
     ({"keep": (1.5, 0.5)}, "keep is (1.5, 0.5), but each share must be above 0 and at most 1."),
     ({"keep": (float("nan"), 0.5)}, "keep is (nan, 0.5), but each share must be above 0 and at most 1."),
-    ({"score": "salience"}, f"score is 'salience', but it must be {SCORES} (did you mean 'saliency'?)."),
-    ({"score": "tome"}, "score is 'tome', whose merged tokens weigh more in attention, which other blocks than this project's do "
-                        "not know; use it in a configuration of this project, by MODEL.SLIM_SCORE."),
+    ({"score": "salience"}, f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'."),
+    ({"score": "tome"}, "score is 'tome', whose merged tokens weigh more in attention, which other blocks than this project's "
+                        "do not know; use it in a configuration of this project, by MODEL.SLIM_SCORE."),
     ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
     ({"shared": "all"}, "shared is 'all'; it must be True, False or 'first'."),
-    ({"blocks_at": "layers"}, "blocks_at is 'layers', but VisionTransformer has no list of blocks there; give the path of an "
-                              "nn.Sequential or nn.ModuleList."),
-    ({"blocks_at": "patch_embed"}, "blocks_at is 'patch_embed', but VisionTransformer has no list of blocks there; give the path "
-                                   "of an nn.Sequential or nn.ModuleList.")], ids=str)
+    ({"blocks_at": "layers"}, f"blocks_at is 'layers', {NO_LIST}"),
+    ({"blocks_at": "patch_embed"}, f"blocks_at is 'patch_embed', {NO_LIST}")], ids=str)
 def test_wrong_settings(settings, sentence):
     refused(timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings)
 
 
 def test_blocks_without_a_patch_convolution():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Block(False)]))
-    refused(model, "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of patches; "
-                   "slimming needs one.", (0,), (0.5,), blocks_at="1")
+    model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Block()]))
+    refused(model, "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of "
+                   "patches; slimming needs one.", (0,), (0.5,), blocks_at="1")
 
 
 def test_less_than_one_patch_is_refused_by_the_first_forward():
@@ -191,6 +192,7 @@ def test_one_tower_is_found_with_its_layout(name):
     assert (layout.depth, layout.tokens_first, layout.suffix) == (3, CASES[name].tokens_first, 0)
 
 
+@pytest.mark.slow
 def test_nothing_but_torch_is_imported():
     """By slim, of a model of own classes, and its forward."""
     code = """
