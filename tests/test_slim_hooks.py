@@ -143,13 +143,14 @@ def test_an_error_leaves_nothing_behind():
             raise RuntimeError("in the middle")
         failing.append(module)
 
-    expected = case.call(model, images)
+    expected, alone = case.call(model, images), model.tower(images[:2])
     for place in ("tower.stem", "tower.blocks.0", "tower.blocks.2", "head"):
         failing[:] = [None] if place == "head" else []
         handle = model.get_submodule(place).register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             case.call(model, case.draw(6, seed=1))
         handle.remove()
+        assert torch.equal(model.tower(images[:2]), alone)
         assert torch.equal(case.call(model, images), expected)
 
 
