@@ -1,0 +1,101 @@
+"""Several images in one forward of a model that demo_sdtps.slim slimmed: which keep one set, and where they come from."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+from numeric import assert_order, tolerance
+from slim_host import COLUMNS, ROWS, WAYS, Tower, case_of, host_case
+from slim_models import CASES, by_saliency, compare, distinctness, saliency, slim_both
+from torch import nn
+
+STAGES = (1, 2), (0.6, 0.5)
+PATCHES = ROWS * COLUMNS
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_images_of_a_forward_by_saliency(way, shared):
+    """With `shared` that of all images together, or else of each."""
+    case = host_case(way, shared)
+
+    def score(model, images):
+        parts = images.chunk(3)
+        return saliency(lambda call: parts if shared else [images if way == "stacked" else parts[call]], case)
+
+    compare(case, "saliency", *STAGES, score, case.draw(6))
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize("shared", ["first", True])
+def test_images_of_a_forward_by_their_tokens(way, shared):
+    """A score that reads tokens is each image's own, or that of the first for all."""
+    case, found = host_case(way, shared), {}
+
+    def score(call, row, index, layer, image):
+        own = distinctness(call, row, index, layer, image)
+        return found.setdefault((row, index), own) if shared == "first" else own
+
+    compare(case, "distinctness", *STAGES, lambda model, images: score, case.draw(6))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sets_of_the_images(way):
+    """One for all where it is shared."""
+    for shared, score in ((True, "saliency"), ("first", "distinctness"), (False, "saliency")):
+        if way == "stacked" and shared == "first":
+            continue
+        case = host_case(way, shared)
+        _, model, steps = slim_both(case, *STAGES, score)
+        case.call(model, case.draw(6))
+        for number in range(2):
+            kept = torch.cat([step.stage.kept["image"] for step in steps[number]]).chunk(3)
+            assert all(torch.equal(kept[0], other) for other in kept[1:]) == bool(shared)
+
+
+@pytest.mark.parametrize("shared", [True, False, "first"])
+def test_one_image_is_its_own(shared):
+    case = CASES["timm"]._replace(settings={"shared": shared})
+    compare(case, "saliency", *STAGES, by_saliency(case))
+
+
+class Batches(nn.Module):
+    """Several batches of images, normalised on the way to the tower; the second one has a row more than the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, first, second, third):
+        return [self.encode((images - 0.5) / 0.2) for images in (first, second, third)]
+
+    def encode(self, images):
+        images = self.tower.embed(images)
+        for block in self.tower.blocks:
+            images = block(images)
+        return images
+
+
+def test_batches_of_several_sizes_and_images_that_nobody_keeps():
+    """Those of one size are chosen for together; the tower's images are gone where a score reads them without gradients."""
+    case = case_of(Batches, blocks_at="tower.blocks")
+    _, model, steps = slim_both(case, (1,), (0.5,))
+    images = [case.draw(batch, seed) for seed, batch in enumerate((2, 3, 2))]
+    with torch.no_grad():
+        found = model(*images)
+    assert [len(each) for each in found] == [2, 3, 2]
+    kept = [step.stage.kept["image"] for step in steps[0]]
+    for number, voters in enumerate(([0, 2], [1], [0, 2])):
+        score = saliency(lambda call, voters=voters: [images[voter] for voter in voters], case)
+        for row, places in enumerate(kept[number]):
+            values = torch.tensor(score(0, row, 1, None, SimpleNamespace(patches=range(PATCHES))))
+            assert_order(places[values[places].argsort(descending=True)], -values, tolerance(192, 16, 16, 16))
+
+
+@pytest.mark.parametrize("name", ["ViT", "CLIP's vision", "DINOv2, registers"])
+def test_images_of_another_precision_than_the_weights(name):
+    """transformers casts them on the way to its patch convolution."""
+    case = CASES[name]
+    _, model, _ = slim_both(case, *STAGES)
+    with torch.no_grad():
+        expected = case.call(model, case.draw().float().double())
+        assert torch.equal(case.call(model, case.draw().float()), expected)

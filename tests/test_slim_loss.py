@@ -1,0 +1,89 @@
+"""demo_sdtps.slim_loss: the loss of a score with weights against masks of the foreground."""
+import copy
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+from numeric import assert_close, generator, seeded
+from slim_host import Host, case_of, host_case
+from slim_models import PATH, slim_both
+
+import demo_sdtps
+from demo_sdtps.config import UserError
+
+STAGES = (1, 2), (0.6, 0.5)
+
+
+def slimmed_with_masks(score="supervised", **settings):
+    _, model, steps = slim_both(host_case(**settings), *STAGES, score)
+    images, masks = host_case().draw(6), torch.rand(2, 1, 32, 32, generator=generator(2), dtype=torch.double)
+    return model.train(), dict(zip(("RGB", "NI", "TI"), images.chunk(3), strict=True)), masks, steps
+
+
+@pytest.mark.parametrize("way", ["image by image", "stacked"])
+def test_the_loss_is_that_of_the_formula(way):
+    """Cross-entropy written out, its mean over patches, images and stages, times its weight once."""
+    model, images, masks, steps = slimmed_with_masks(way=way)
+    output = model(images, foreground=masks)
+    loss = demo_sdtps.slim_loss(model)
+    assert loss.shape == () and loss.requires_grad
+    terms = []
+    for number in range(2):
+        for step in steps[number]:
+            (scores,), (places,) = step.stage.score.values(), step.stage.scored.values()
+            for row, (own, at) in enumerate(zip(scores.tolist(), places.tolist(), strict=True)):
+                for score, place in zip(own, at, strict=True):
+                    top, left = 8 * (place // 4), 8 * (place % 4)
+                    share = float(masks[row % 2, 0, top:top + 8, left:left + 8].mean())
+                    p = 1 / (1 + math.exp(-score))
+                    terms.append((number, -share * math.log(p) - (1 - share) * math.log(1 - p)))
+    means = [sum(term for own, term in terms if own == number) / sum(own == number for own, _ in terms) for number in range(2)]
+    weight = model.slimming.scores[0].loss_weight
+    assert_close(loss, weight * sum(means) / 2, 2, 64, 64, 3, 16, 2)
+    reached = torch.autograd.grad(loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True)
+    assert all(gradient.abs().max() > 0 for gradient in reached)
+    assert torch.equal(output, model(images)), "masks change the loss alone"
+
+
+def test_a_forward_without_masks_has_no_loss():
+    model, images, masks, _ = slimmed_with_masks()
+    sentence = "^The last forward had no loss of a score; call the model in training mode, with foreground=masks"
+    with pytest.raises(UserError, match=sentence):
+        demo_sdtps.slim_loss(model)
+    model(images, foreground=masks)
+    demo_sdtps.slim_loss(model)
+    for forward in (lambda: model(images), lambda: model.eval()(images, foreground=masks)):
+        forward()
+        with pytest.raises(UserError, match=sentence):
+            demo_sdtps.slim_loss(model)
+    other, images, masks, _ = slimmed_with_masks("saliency")
+    other(images, foreground=masks)
+    with pytest.raises(UserError, match=sentence):
+        demo_sdtps.slim_loss(other)
+    with pytest.raises(UserError, match=re.escape("Host is not slimmed; call demo_sdtps.slim(model) before.")):
+        demo_sdtps.slim_loss(demo_sdtps.unslim(other))
+
+
+@pytest.mark.parametrize("kind", ["", "blocks", "segments", "whole"])
+def test_training_steps_learn_the_masks(kind):
+    """The loss falls, with recomputation as without; copies of the trained model have no part of its graph."""
+    losses = []
+    for way in {"", kind}:
+        torch.manual_seed(seeded(3))
+        model = case_of(partial(Host, recompute=way)).model()
+        demo_sdtps.slim(model, *STAGES, "supervised", blocks_at="tower.blocks").train()
+        _, images, masks, _ = slimmed_with_masks()
+        optimizer, own = torch.optim.SGD(model.parameters(), lr=1e-3), []
+        for _ in range(4):
+            output = model(images, foreground=masks)
+            loss = demo_sdtps.slim_loss(model) + 1e-3 * output.square().mean()
+            own.append(float(loss.detach()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        other = copy.deepcopy(model)
+        assert torch.equal(other.eval()(images), model.eval()(images)) and own[-1] < own[0]
+        losses.append(own)
+    assert_close(losses[-1], losses[0], *8 * PATH)
