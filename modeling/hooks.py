@@ -173,9 +173,10 @@ class Slim(Slimming):
         if now is None or images is None:
             return None
         key: tuple = (number,)
-        batch = len(images) // len(stream.names)
-        voters = {name: image for name, image in now.inputs.items() if image.shape == (batch, *images.shape[1:])
+        voters = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
                   and name not in stream.missing and (name in self.names or self.names == IMAGE)}
+        if len({len(image) for image in voters.values()}) > 1:
+            voters = {name: image for name, image in voters.items() if len(image) == len(images)}
         if self.follow is True and scorer.of_images and len(voters) > 1 and not self.is_stacked:
             key = (number, stream.grid, stream.size, stream.stride, *voters)
             if key not in now.first:
@@ -199,6 +200,9 @@ class Slim(Slimming):
     def after(self, tower: int, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
         stream, layout, thread.stream = thread.stream, self.layouts[tower], None
+        now = passes().get(self)
+        if now is not None and not any(now.streams):
+            self.end(inf)
         if stream is None or stream.chosen[-1].tokens.positions is None:
             return None
         values = output[0] if isinstance(output, tuple) else output
@@ -224,8 +228,6 @@ class Slim(Slimming):
         stream.next += 1
         if stream.next == self.layouts[tower].depth:
             now.streams[tower].remove(stream)
-            if now.level == inf and not any(now.streams):
-                self.end(inf)
         if stream.record:
             shared_of(self).record((tower, index), given, stream.record)
         return stream

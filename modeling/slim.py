@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (0.5, 0.5),
-         score: str | Score | Sequence[Score] = "saliency", *, merge: bool = True, restore: bool = False,
+         score: str | Score | Sequence[str | Score] = "saliency", *, merge: bool = True, restore: bool = False,
          shared: bool | str = True, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0) -> Model:
     """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
 
@@ -48,9 +48,10 @@ def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (
         raise UserError(f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then.")
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
-    blocks, keep = tuple(blocks), tuple(keep)
-    if not blocks or len(blocks) != len(keep) or list(blocks) != sorted(set(blocks)):
-        raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each.")
+    if not (isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)) \
+            or list(blocks) != sorted(set(blocks)):
+        raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
+                        "as (2, 5) and (0.5, 0.5).")
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)
@@ -68,7 +69,7 @@ def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], 
         name = type(scorer).__name__
         if scorer.needs_sizes:
             raise UserError(f"score is {name}, whose merged tokens weigh more in attention, which other blocks than this "
-                            "project's do not know; choose another score.")
+                            "project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's model.")
         if scorer.needs_attention and not all(tower.has_class for tower in towers):
             raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
                             "class token; choose another score, such as saliency.")
@@ -109,19 +110,16 @@ def slimming_of(model: nn.Module) -> Slim:
     return found
 
 
-def _scores(score: str | Score | Sequence[Score], count: int, tower: Tower) -> list[Score]:
+def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
     """A score for each of `count` stages. Raises `UserError`."""
-    if isinstance(score, Score):
-        return [score, *(deepcopy(score) for _ in range(count - 1))]
-    if not isinstance(score, str):
-        if len(score) != count:
-            raise UserError(f"score has {len(score)} scores for {count} blocks; give one for each.")
-        return list(score)
-    if score == "tome":
-        raise UserError("score is 'tome', whose merged tokens weigh more in attention, which other blocks than this project's "
-                        "do not know; use it in a configuration of this project, by MODEL.SLIM_SCORE.")
-    if score not in SCORES:
-        raise UserError(f"score is {score!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
-                        f"{nearest(score, SCORES)}.")
-    make = resolve_name(ENTRIES[score].place)
-    return [make(tower.patches.out_channels, (0, 0), modalities=IMAGE) for _ in range(count)]
+    each = list(score) if isinstance(score, (list, tuple)) else [score, *(deepcopy(score) for _ in range(count - 1))]
+    if len(each) != count:
+        raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
+    return [one if isinstance(one, Score) else _named(one, tower) for one in each]
+
+
+def _named(name: object, tower: Tower) -> Score:
+    if name not in (*SCORES, "tome"):  # which is refused with its own reason
+        raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
+                        f"{nearest(name, SCORES)}.")
+    return resolve_name(ENTRIES[str(name)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE)

@@ -45,7 +45,7 @@ class Stream:
     next: int  # block
     chosen: list[Chosen] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
-    record: Stream | None = None  # the same without gradients, for the backward pass; a stream that it computes again is its own
+    record: Stream | None = None  # the same without gradients, for the backward pass; of a stream computed again itself
 
     @property
     def is_replay(self) -> bool:
@@ -80,7 +80,7 @@ class Shared:
 
     def record(self, place: tuple, tensor: torch.Tensor, stream: Stream) -> None:
         storage = StorageWeakRef(tensor.untyped_storage())
-        self.records[*place, storage.cdata, tensor.storage_offset()] = storage, stream
+        self.records[(*place, storage.cdata, tensor.storage_offset())] = storage, stream
 
     def found(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
         key = *place, StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()

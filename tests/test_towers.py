@@ -126,7 +126,7 @@ SCORES = "'saliency' or 'attention' or 'distinctness' or 'border' or 'editor' or
 DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
          "these.")
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
-BOTH = "but there must be increasing blocks and one share for each."
+BOTH = "but there must be increasing blocks and one share for each, such as (2, 5) and (0.5, 0.5)."
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
@@ -140,8 +140,10 @@ BOTH = "but there must be increasing blocks and one share for each."
     ({"keep": (1.5, 0.5)}, "keep is (1.5, 0.5), but each share must be above 0 and at most 1."),
     ({"keep": (float("nan"), 0.5)}, "keep is (nan, 0.5), but each share must be above 0 and at most 1."),
     ({"score": "salience"}, f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'."),
-    ({"score": "tome"}, "score is 'tome', whose merged tokens weigh more in attention, which other blocks than this project's "
-                        "do not know; use it in a configuration of this project, by MODEL.SLIM_SCORE."),
+    ({"score": "tome"}, "score is ToMe, whose merged tokens weigh more in attention, which other blocks than this project's "
+                        "do not know; choose another score, or use MODEL.SLIM_SCORE of this project's model."),
+    ({"score": None}, f"score is None, but it must be {SCORES}."),
+    ({"blocks": 2}, f"blocks is 2 and keep (0.5, 0.5), {BOTH}"),
     ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
     ({"shared": "all"}, "shared is 'all'; it must be True, False or 'first'."),
     ({"blocks_at": "layers"}, f"blocks_at is 'layers', {NO_LIST}"),

@@ -13,7 +13,8 @@ OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md", "CHANGE
            "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file that they are made from."""
 REFERENCE = {
-    "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch", "make_model", "get_cfg", "load_cfg"),
+    "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",
+                   "make_model", "get_cfg", "load_cfg"),
     "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
                 "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
                 "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
