@@ -1,0 +1,32 @@
+"""The examples of docs/slim.md, as printed: each on a randomly initialised model, beside the same model without the line."""
+import re
+
+import pytest
+import torch
+from commands import ROOT
+from torch import nn
+
+import demo_sdtps
+
+PAGE = (ROOT / "docs" / "slim.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: re.findall(r"import (\w+)", text)[-1])
+def test_an_example_runs_as_printed(example):
+    torch.manual_seed(0)
+    names = {}
+    exec(example, names)
+    model = names["model"]
+    outputs = [value for value in names.values() if isinstance(value, torch.Tensor)]
+    assert isinstance(model, nn.Module) and all(value.isfinite().all() for value in outputs)
+    stages = model.slimming.counts(196)
+    assert 0 < stages[-1] < 196
+    demo_sdtps.unslim(model)
+    assert not hasattr(model, "slimming")
+
+
+def test_every_argument_of_the_page_exists():
+    named = set(re.findall(r"^\| `(\w+)`(?:, `(\w+)`, `(\w+)`)? \|", PAGE, re.M))
+    arguments = {name for row in named for name in row if name}
+    assert arguments == set(demo_sdtps.slim.__annotations__) - {"model", "return"}
