@@ -23,6 +23,7 @@ PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
 IDENTITIES, CAMERAS = torch.tensor([3, 3, 7, 7]), torch.arange(BATCH)  # the triplet loss needs two images of each of two people
 LABELS = {"label": IDENTITIES, "cam_label": CAMERAS, "view_label": torch.zeros(BATCH, dtype=torch.long)}
 UNLABELLED = {name: LABELS[name] for name in ("cam_label", "view_label")}
+SCAN = "mamba_ssm.ops.selective_scan_interface"
 FILES = [f"00000{place}_cam1_0_00.jpg" for place in range(BATCH)]
 
 
@@ -44,10 +45,11 @@ def enter(checkout):
         owner.to = moved_less(owner.to)
     torch.cuda.synchronize = lambda *args: None
     torch.jit.load = lambda *args, **kwargs: SimpleNamespace(eval=lambda: SimpleNamespace(state_dict=random_clip))
-    stub("cv2", MagicMock(name="cv2"))
-    stub("tutel", moe=SimpleNamespace(moe_layer=Experts))
-    stub("mamba_ssm.ops.selective_scan_interface", selective_scan_fn=selective_scan, selective_scan_ref=selective_scan)
-    stub("pkg_resources", resource_stream=None)  # of setuptools below 82; EDITOR's wavelets name it
+    for name, attributes in {"cv2": {}, "tutel": {"moe": SimpleNamespace(moe_layer=Experts)}, SCAN: {
+            "selective_scan_fn": selective_scan, "selective_scan_ref": selective_scan},
+            "pkg_resources": {"resource_stream": None}}.items():  # of setuptools below 82; EDITOR's wavelets name it
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            stub(name, **attributes)
     sys.path.insert(0, str(checkout))
 
 
@@ -58,15 +60,10 @@ def moved_less(to):
     return move
 
 
-def stub(name, module=None, **attributes):
+def stub(name, **attributes):
     """A module in place of one that is not there."""
-    try:
-        is_there = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        is_there = False
-    if not is_there:
-        sys.modules[name] = module or ModuleType(name)
-        vars(sys.modules[name]).update(attributes)
+    sys.modules[name] = MagicMock(name=name) if name == "cv2" else ModuleType(name)
+    vars(sys.modules[name]).update(attributes)
 
 
 def random_clip():

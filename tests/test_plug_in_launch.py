@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from plug_in_guide import HOST
+from plug_in_host import HOST
 from plug_in_launcher import launch
 
 SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
