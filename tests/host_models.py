@@ -259,8 +259,8 @@ def upcl(checkout):
     stub("modeling.backbones.t2t", t2t_vit_t_14=None, t2t_vit_t_24=None)
     stub("modeling.backbones.basic_cnn_params.flops", give_supported_ops=None)
     stub("modeling.moe.AttnMOE", GeneralFusion=None, QuickGELU=None)
-    stub("modeling.make_model_clipreid", load_clip_to_cpu=lambda cfg, name, *sizes: factory("modeling.clip.clip", "build_model")(
-        cfg, random_clip(), *sizes))
+    stub("modeling.make_model_clipreid", load_clip_to_cpu=lambda cfg, name, *sizes: factory(
+        "modeling.clip.clip", "build_model")(cfg, random_clip(), *sizes))
     from layers.itc_loss import compute_itc
     from utils.finch import FINCH, cluster_proto
 

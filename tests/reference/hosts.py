@@ -1,4 +1,4 @@
-"""The interfaces of the code bases that the plug-in knows, in miniature: own code, with the names of their models and modules."""
+"""The interfaces of the code bases that the plug-in knows in miniature: own code, with the names of their models."""
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,7 +1,7 @@
 """Build, train one step and evaluate this checkout's model: python run_cases.py CASES.json OUT.pt
 
-The model is patched by demo_sdtps in cases that say so. Every weight follows from its name, so that two models agree in whatever
-weights they share.
+The model is patched by demo_sdtps in cases that say so. Every weight follows from its name, so that two models agree in
+whatever weights they share.
 """
 import json
 import sys
