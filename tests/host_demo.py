@@ -29,7 +29,7 @@ CASES = {
     "ImageNet, HDM, ATM, no PIFE, DIRECT 0": [*IMAGENET, *ON],
     "slimmed CLIP, HDM, ATM": STAGES,
     "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
-    "slimmed CLIP, own sets by SDTPS's score": [*OFF, *STAGES, *OWN, "sdtps"],
+    "slimmed CLIP, own sets by distinctness": [*OFF, *STAGES, *OWN, "distinctness"],
     "slimmed ImageNet, own sets by attention": [*IMAGENET, *STAGES, *OWN, "attention"],
 }
 

@@ -16,7 +16,8 @@ NAMES = ("RGB", "NI", "TI")
 
 class Slow:
     """Slimming by hand, image by image: before block `blocks[k]` call i of a tower keeps the share `keep[k]` by scores[i]
-    (B, N), and the dropped ones become an extra token; behind the last block the extra tokens go, or the grid comes back."""
+    (B, N) of the grid, or by scores(index, tokens) (B, L), and the dropped ones become an extra token; behind the last block
+    the extra tokens go, or the grid comes back."""
 
     def __init__(self, blocks, keep, scores, prefix=1, suffix=0, restore=False, tokens_first=True):
         self.shares, self.scores, self.prefix, self.suffix = dict(zip(blocks, keep, strict=True)), scores, prefix, suffix
@@ -27,21 +28,25 @@ class Slow:
         call = self.calls[index]
         self.calls[index] += 1
         images = x.transpose(0, 1) if self.tokens_first else x
-        rows, masks = zip(*(self.image(index, image, (call, row)) for row, image in enumerate(images)), strict=True)
+        scores = [None] * len(images)
+        if self.shares.get(index, 1) < 1:
+            scores = self.scores(index, x)[:, self.prefix:] if callable(self.scores) else self.scores[call]
+        rows, masks = zip(*(self.image(index, image, (call, row), score)
+                            for row, (image, score) in enumerate(zip(images, scores, strict=True))), strict=True)
         if mask is not None:
             mask = torch.stack([torch.cat([own.flatten()[places], torch.ones(extra)])
                                 for own, (places, extra) in zip(mask, masks, strict=True)])
         x = torch.stack(rows)
         return x.transpose(0, 1) if self.tokens_first else x, mask
 
-    def image(self, index, tokens, key):
+    def image(self, index, tokens, key, score):
         """The tokens (L, C) of one image that are left → (L', C), places of its patches and number of extra tokens."""
         held, places, extra = self.held.setdefault(key, ({}, range(PATCHES), 0))
         end = len(tokens) - self.suffix
         patches = dict(zip(places, tokens[self.prefix:], strict=False))
         extras = list(tokens[end - extra:end])
-        if index in self.shares and self.shares[index] < 1:
-            score = self.scores[key[0]][key[1]]
+        if score is not None:
+            score = dict(zip(places, score.tolist(), strict=False)) if callable(self.scores) else score.tolist()
             ranked = sorted(patches, key=lambda place: -score[place])
             count = ceil(len(ranked) * self.shares[index])
             held |= patches
