@@ -67,6 +67,16 @@ def outputs(model, given, training=False):
         return model.eval()(*given, **mode)
 
 
+def clear_inputs(name, model, training=False):
+    """Inputs of which a model keeps patches by scores that differ by more than roundings."""
+    for seed in count(1):
+        given = inputs(name, seed)
+        with margins() as found:
+            outputs(model, given, training)
+        if min(found) > tolerance(*SUMS):
+            return given
+
+
 def leaves(output):
     if isinstance(output, tuple | list):
         return [leaf for part in output for leaf in leaves(part)]
@@ -128,16 +138,11 @@ def attention_by_hand(tower, follow, first):
     *((name, "", False, False, "saliency") for name in ("UGG", "MFRNet", "HAPE", "IDEA", "TOPReID")),
     *((name, "", False, True, "attention") for name in SLIMMED), ("MFRNet", "", False, False, "attention")])
 def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, score):
-    """Which patches each modality keeps: the same, but for towers of their own, the first's; those that miss have no vote."""
+    """Which patches each modality keeps: the same, but for towers of their own, the first's; those that miss have no vote.
+    In training the host's own loss, and its gradient."""
     model, by_hand = slim(name, miss, SLIM_SHARED=shared, SLIM_SCORE=score), build(name, miss)
-    seen = watch(model)
-    for seed in count(1):
-        seen.clear()
-        given = inputs(name, seed)
-        with margins() as clear:
-            found = outputs(model, given, training)
-        if min(clear) > tolerance(*SUMS):
-            break
+    given = clear_inputs(name, model, training)
+    seen, found = watch(model), outputs(model, given, training)
     follow, first = shared and KNOWN[name].shared, {}
     scores = scores_by_hand(name, by_hand, given[0], follow, training)
     towers = [module for module in by_hand.modules() if isinstance(module, Tower)]
@@ -145,8 +150,18 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
         own = [scores[place]] if len(towers) > 1 else scores
         own = own if score == "saliency" else attention_by_hand(tower, follow, first)
         tower.stage = Slow(BLOCKS, KEEP, own, tower.prefix, by_hand.suffix, by_hand.restored, tower.tokens_first)
-    for leaf, other in zip(leaves(found), leaves(outputs(by_hand, given, training)), strict=True):
+    expected = outputs(by_hand, given, training)
+    for leaf, other in zip(leaves(found), leaves(expected), strict=True):
         assert_close(leaf, other, *SUMS, *SUMS)
+    if training:
+        for each, output in ((model, found), (by_hand, expected)):
+            each.loss(output).backward()
+        gradients = [{key: parameter.grad for key, parameter in each.named_parameters()} for each in (model, by_hand)]
+        for key, gradient in gradients[0].items():
+            assert (gradient is None) == (gradients[1][key] is None), key
+        for key in (key for key in gradients[0] if key.endswith("conv1.weight")):
+            assert gradients[1][key].norm() > 0
+            assert_close(gradients[0][key], gradients[1][key], *4 * SUMS)  # there and back, by both
     calls = [tuple(stage) for stage in (seen[:3] if name == "HAPE" else seen[::2])]
     assert calls == expected_names(name, miss, training)
 
@@ -181,26 +196,14 @@ def test_a_missing_image_has_its_modalitys_name(name, miss):
 
 def test_the_first_that_is_there_decides():
     """TOP-ReID's first modality in order misses: the next one's set is that of all behind it."""
-    (images,), model = inputs("TOPReID"), slim("TOPReID", "n")
-    seen = watch(model)
+    model = slim("TOPReID", "n")
+    (images,), seen = clear_inputs("TOPReID", slim("TOPReID", SLIM_SHARED=False)), watch(model)
     outputs(model, (images,))
     places = [next(iter(stage.values())) for stage in seen[::2]]
     score = scores_by_hand("TOPReID", model, images, "first", False)[1]
     best = score.topk(PATCHES // 2, dim=1).indices.sort(dim=1).values
     assert [tuple(stage) for stage in seen[::2]] == [("NI",), ("TI",), ("RGB",)]
     assert torch.equal(places[1], best) and torch.equal(places[2], best)
-
-
-@EACH
-def test_a_training_step_is_the_hosts_own(name):
-    model = slim(name)
-    loss = model.loss(outputs(model, inputs(name), training=True))
-    loss.backward()
-    gradients = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
-    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients.values())
-    assert len(gradients) >= 0.9 * len(dict(build(name).named_parameters()))
-    for tower in (module for module in model.modules() if isinstance(module, Tower)):
-        assert tower.conv1.weight.grad.norm() > 0
 
 
 @pytest.mark.parametrize("name", WITH_SDTPS)
