@@ -160,18 +160,6 @@ def texts(tokenize, begin):
 # The hosts
 
 
-def demo(checkout):
-    return run(configuration("RGBNT201/DeMo.yml"), factory(), img_path=FILES)
-
-
-def ugg_reid(checkout):
-    return run(configuration("RGBNT201/UGG.yml"), factory("modeling.make_model_ugg"), tail(0.1), img_path=FILES)
-
-
-def mfrnet(checkout):
-    return run(configuration("RGBNT201/MFRNet.yml"), factory(), img_path=FILES)
-
-
 def signal(checkout):
     cfg = configuration("RGBNT201/Signal.yml")
     factors = [cfg.MODEL.Gram_Loss_weight, cfg.MODEL.PAT_Loss_weight][: 1 if cfg.MODEL.stageName == "CLS" else 2]
@@ -237,14 +225,6 @@ def from_imagenet():
     return factory()
 
 
-def top_reid(checkout):
-    return run(configuration("RGBNT201/TOP-ReID.yml"), from_imagenet())
-
-
-def mamba_pro(checkout):
-    return run(configuration("RGBNT201/MambaPro.yml"), from_imagenet())
-
-
 def hape(checkout):
     """Published without config/__init__.py and modeling/__init__.py, and with a layer 6 from which no forward runs, as the mean
     over all layers is of None for those before."""
@@ -296,8 +276,13 @@ def editor(checkout):
         "writer": SimpleNamespace(add_scalar=lambda *args: None), "epoch": 1})
 
 
-HOSTS = {"DeMo": demo, "UGG-ReID": ugg_reid, "Signal": signal, "MFRNet": mfrnet, "MDReID": mdreid, "IDEA": idea, "STMI": stmi,
-         "TOP-ReID": top_reid, "MambaPro": mamba_pro, "HAPE": hape, "UPCL": upcl, "EDITOR": editor}
+HOSTS = {
+    "DeMo": lambda checkout: run(configuration("RGBNT201/DeMo.yml"), factory(), img_path=FILES),
+    "UGG-ReID": lambda checkout: run(configuration("RGBNT201/UGG.yml"), factory("modeling.make_model_ugg"), tail(0.1)),
+    "MFRNet": lambda checkout: run(configuration("RGBNT201/MFRNet.yml"), factory(), img_path=FILES),
+    "TOP-ReID": lambda checkout: run(configuration("RGBNT201/TOP-ReID.yml"), from_imagenet()),
+    "MambaPro": lambda checkout: run(configuration("RGBNT201/MambaPro.yml"), from_imagenet()),
+    "Signal": signal, "MDReID": mdreid, "IDEA": idea, "STMI": stmi, "HAPE": hape, "UPCL": upcl, "EDITOR": editor}
 
 if __name__ == "__main__":
     checkout, *words = sys.argv[1:]
