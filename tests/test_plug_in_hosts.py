@@ -1,6 +1,7 @@
 """demo_sdtps.patch on miniatures of the code bases that it knows (reference/hosts.py), against slimming by hand."""
 import copy
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,6 +262,13 @@ def test_another_model_is_refused_and_named_what_is_known():
     model.BACKBONE.base = nn.Identity()
     with pytest.raises(UserError, match="of MFRNet has no Conv2d"):
         demo_sdtps.patch(model, configuration(SLIM_BLOCKS=[1], SLIM_KEEP=[0.5]))
+
+
+def test_slimming_on_an_older_python_is_refused(monkeypatch):
+    monkeypatch.setattr("demo_sdtps.plug_in.patch.sys", SimpleNamespace(version_info=(3, 8)))
+    with pytest.raises(UserError, match=r"slimming needs Python 3\.10 or newer"):
+        slim("UGG")
+    assert hasattr(build("UGG", USE_SDTPS=True), "sdtps")
 
 
 def test_a_subclass_is_its_hosts_and_off_nothing_changes():
