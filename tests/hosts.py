@@ -95,6 +95,7 @@ def slimmed(run):
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that fvcore has no rule for
     found["macs"] = {what: total_macs(Evaluation(run, each), (run.images,)) // host_models.BATCH
                      for what, each in models.items()}
+    torch.backends.mha.set_fastpath_enabled(True)
     return found | {"unslimmed": difference(features(run, demo_sdtps.unslim(model)), dense)}
 
 
