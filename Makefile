@@ -4,6 +4,7 @@
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
+# make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff and mypy
 # make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
@@ -26,7 +27,7 @@ TEST_WORKERS ?= auto
 SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-seeds test-all lint
+.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-seeds test-hosts test-all lint
 
 setup: $(INSTALLED)
 
@@ -79,6 +80,9 @@ test-slow: setup
 
 test-seeds: setup
 	$(PY) tests/seeds.py --json runs/seeds.json
+
+test-hosts: setup
+	$(PY) -m pytest -n 0 -s tests/test_hosts.py tests/test_hosts_demo.py
 
 test-all: setup
 	$(TEST)

@@ -34,7 +34,7 @@ GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() 
 """The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
 LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
            "test_seps_training", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
-           "test_package", "test_plug_in", "test_plug_in_guide", "test_plug_in_launch", "test_backbones", "test_scores")
+           "test_package", "test_plug_in", "test_plug_in_launch", "test_backbones", "test_scores")
 """Files that begin first, so that no process has a long one left when the others are done."""
 
 
@@ -121,7 +121,7 @@ def shapes_root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def host():
     """The checkout's `config` and `modeling`, which leave this process with the module's tests."""
-    from plug_in_guide import HOST
+    from plug_in_host import HOST
 
     before = set(sys.modules)
     sys.path.insert(0, str(HOST))

@@ -1,8 +1,9 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
 import torch
 from numeric import seeded
-from tiny import BLOCK
+from tiny import BLOCK, ROOT
 
+HOST = ROOT / "tests" / "reference" / "demo_host"
 NAMES = ("RGB", "NI", "TI")
 WIDTH, CLASSES = 64, 5
 SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)

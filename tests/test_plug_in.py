@@ -21,7 +21,7 @@ EACH_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What the patched checkout computes, by case; run once."""
-    return try_patched(tmp_path_factory.mktemp("plug_in"))["results"]
+    return try_patched(tmp_path_factory.mktemp("plug_in"))
 
 
 def on_our_side(opts):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from plug_in_guide import HOST
+from plug_in_host import HOST
 from plug_in_launcher import launch
 
 SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
@@ -92,10 +92,10 @@ MODEL = "modeling/make_model.py"
 REFUSED = {
     "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
                 "it has no engine.processor.training_neat_eval"),
-    "another forward": (replace(MODEL, "forward(self, x, label=None", "forward(self, x, target=None"), [],
-                        "DeMo.forward takes (x, target, "),
+    "another model": (replace(MODEL, "DeMo(", "Other("), [],
+                      "Other is not the model of a code base that patch knows (DeMo, UGG, "),
     "masks": (None, ["MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "supervised"],
-              "reads foreground masks, but DeMo's loader has none"),
+              "reads foreground masks, but the loader of DeMo has none"),
 }
 
 

@@ -1,9 +1,8 @@
 """Build, train one step and evaluate this checkout's model: python run_cases.py CASES.json OUT.pt
 
-The model is that of `modeling/make_model.py` or of another file beside it, patched by demo_sdtps in cases that say so. Every
-weight follows from its name, so that two models agree in whatever weights they share.
+The model is patched by demo_sdtps in cases that say so. Every weight follows from its name, so that two models agree in
+whatever weights they share.
 """
-import importlib
 import json
 import sys
 import zlib
@@ -13,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from config import cfg as defaults
+from modeling import make_model
 
-BATCH, CAMERAS = 4, 4
+BATCH, CAMERAS, CLASSES = 4, 4, 5
 PATTERNS = (1, 2, 3)
 SMALL = (2, 3)
 """Batches that could be taken for a pair or a triple."""
@@ -25,25 +25,20 @@ def main():
     torch.set_num_threads(1)  # the model is too small to share out
     with open(cases) as file:
         results = {name: run(**case) for name, case in json.load(file).items()}
-    torch.save({"defaults": dict(defaults.MODEL), "results": results, "modules": sorted(sys.modules), "files": [
-        module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]}, output)
+    torch.save(results, output)
 
 
-def run(opts, yaml=None, module="make_model", num_classes=5, precision=None, only_cost=False, patched=False):
+def run(opts, precision=None, patched=False):
     cfg = defaults.clone()
     if patched:
         from demo_sdtps import add_config, patch
 
         add_config(cfg)
     cfg.merge_from_list(opts)
-    if yaml:
-        cfg.merge_from_file(yaml)
     torch.manual_seed(0)
-    model = importlib.import_module(f"modeling.{module}").DeMo(num_classes, cfg, CAMERAS, 0, None)
+    model = make_model(cfg, CLASSES, CAMERAS)
     if patched:
         assert patch(model, cfg) is model
-    if only_cost:
-        return {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad), "flops": model.flops()}
     initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stir(model)
 

@@ -6,7 +6,7 @@ from torch import nn
 from modeling.clip import Tower
 
 PATCH = 16
-SIZES = {"test_vit": (64, 6, 2, 3), "one_block": (512, 1, 8, 1), "small_clip": (64, 4, 2, 4)}
+SIZES = {"test_vit": (64, 6, 2, 3), "small_clip": (64, 4, 2, 4)}
 """Width, blocks, heads, and hidden width of the MLPs over the width."""
 
 

@@ -1,0 +1,97 @@
+"""What a checkout of DeMo computes by the plug-in, beside this project's model: python host_demo.py CHECKOUT FOLDER
+
+Writes FOLDER/figures.json. Runs in a process of its own, as the checkout's modules have common names.
+"""
+import copy
+import json
+import sys
+from pathlib import Path
+
+import host_models
+import torch
+
+import demo_sdtps
+from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.plug_in.fast import FastFusion
+
+CLASSES, CAMERAS, SMALL = 171, 4, [128, 64]
+SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
+OFF, ON = ["MODEL.HDM", False, "MODEL.ATM", False], ["MODEL.USE_SDTPS", True]
+IMAGENET = ["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224", "MODEL.DIRECT", 0, "MODEL.GLOBAL_LOCAL", False]
+MISSING = ["MODEL.ATM", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"]
+STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]
+CASES = {
+    "CLIP": [*OFF, *ON],
+    "CLIP, HDM, ATM": ON,
+    "CLIP, HDM, overlapping patches, n missing": [*MISSING, *ON],
+    "ImageNet, HDM, ATM, no PIFE, DIRECT 0": [*IMAGENET, *ON],
+    "slimmed CLIP, HDM, ATM": STAGES,
+    "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
+    "slimmed CLIP, own sets by distinctness": [*OFF, *STAGES, *OWN, "distinctness"],
+    "slimmed ImageNet, own sets by attention": [*IMAGENET, *STAGES, *OWN, "attention"],
+}
+
+
+def main():
+    checkout, folder = map(Path, sys.argv[1:])
+    torch.set_num_threads(1)
+    host_models.enter(checkout)
+    make = host_models.from_imagenet()
+    found = {name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()}
+    (folder / "figures.json").write_text(json.dumps(found, indent=1))
+
+
+def theirs(make, checkout, opts):
+    """A model of DeMo's by its configuration with our keys, the same for the same options; patched."""
+    from config import cfg as defaults
+
+    cfg = demo_sdtps.add_config(defaults.clone())
+    cfg.merge_from_file(str(checkout / "configs" / "RGBNT201" / "DeMo.yml"))
+    cfg.merge_from_list(opts)
+    torch.manual_seed(0)
+    model = make(cfg, CLASSES, CAMERAS)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("cv_embed"):
+                parameter.normal_(std=0.02)
+    return cfg, demo_sdtps.patch(model, cfg)
+
+
+def compare(make, checkout, folder, opts):
+    """Largest relative differences of our features, of --fast's and of load_param's; shapes and gradients in training."""
+    cfg, model = theirs(make, checkout, opts)
+    torch.save(model.state_dict(), folder / "theirs.pth")
+    ours_cfg = demo_sdtps.load_cfg("RGBNT201/DeMo.yml", [str(word) for word in opts])
+    ours = demo_sdtps.make_model(ours_cfg, CLASSES, CAMERAS).eval()
+    load_weights(ours, read_checkpoint(folder / "theirs.pth"))
+    others = {"copy": theirs(make, checkout, opts)[1]}
+    others["copy"].load_param(str(folder / "theirs.pth"))
+    if cfg.MODEL.HDM:
+        others["fast"] = copy.deepcopy(model)
+        FastFusion.replace(others["fast"], cfg)
+    found = dict.fromkeys(("ours", "copy", "fast"), 0.0)
+    for batch in (2, 3):
+        torch.manual_seed(batch)
+        given, cameras = {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")}, torch.arange(batch) % CAMERAS
+        with torch.no_grad():
+            (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
+            for pattern in (1, 2, 3):
+                feature = model.eval()(given, cam_label=cameras, return_pattern=pattern)
+                found["ours"] = max(found["ours"], relative(feature, expected[pattern]))
+                for name, other in others.items():
+                    feature_of_other = other.eval()(given, cam_label=cameras, return_pattern=pattern)
+                    found[name] = max(found[name], relative(feature_of_other, feature))
+    output = model.train()(given, cam_label=cameras)
+    sum(part.float().square().mean() for part in output if torch.is_tensor(part)).backward()
+    finite = all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    return found | {"pair": [list(part.shape) for part in output[:2]], "finite": bool(finite)}
+
+
+def relative(one, other):
+    return float((one - other).norm() / other.norm())
+
+
+if __name__ == "__main__":
+    main()

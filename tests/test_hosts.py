@@ -1,0 +1,64 @@
+"""The plug-in on checkouts of the code bases that it knows: HOSTS=<folder of checkouts> make test-hosts
+
+Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (ftfy, regex, scikit-learn, seaborn, pandas) may be on
+PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
+"""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import ROOT
+
+from demo_sdtps.benchmarks.run import about
+from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
+from demo_sdtps.runtime.files import write_json
+
+FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases")]
+NAMES = [host.name for host in KNOWN.values()]
+COMMAND = "HOSTS=… HOSTS_JSON=docs/hosts.json make test-hosts"
+
+
+def checkout_of(name):
+    """Path of a checkout; the test is skipped without it."""
+    found = Path(FOLDER).resolve() / name
+    if not found.is_dir():
+        pytest.skip(f"there is no {found}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """What was measured, by host; written at the end."""
+    found = {}
+    yield found
+    if FIGURES:
+        write_json(ROOT / FIGURES, about(torch.device("cpu"), False) | {"command": COMMAND, "hosts": list(found.values())})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
+    """All kept is the host to the last bit, and so is the model that unslim gives back; half kept and half of that once more
+    takes less than 60 % of the operations, and a training step is finite."""
+    out = tmp_path / "figures.json"
+    done = subprocess.run([sys.executable, ROOT / "tests" / "hosts.py", checkout_of(name), name, out], capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = figures[name] = json.loads(out.read_text())
+    print(json.dumps(found))
+    host = next(host for host in KNOWN.values() if host.name == name)
+    if host.unslimmed:
+        assert host.unslimmed in found["refused"]
+    else:
+        assert found["keep_all"] == found["unslimmed"] == 0 < found["slimmed"]
+        assert found["patches"] == [64, 32] and found["training"]["finite"] and found["training"]["gradients"] > 50
+        assert found["macs"]["after"] < 0.6 * found["macs"]["before"]
+    if host.backbone:
+        before, after = found["sdtps"]["width"]
+        assert after == before + 3 * 512 and found["sdtps"]["training"]["finite"] and found["sdtps"]["gradient"] > 0
+    else:
+        assert f"the training loop of {name} reads outputs by fixed places" in found["sdtps"]["refused"]
