@@ -118,7 +118,7 @@ class Slim(Slimming):
         if stream is None:
             return None
         number = bisect_left(self.blocks, index)  # of stages before
-        seen = stream.chosen[number - 1].tokens if number else Tokens(given[:0])
+        seen = stream.chosen[number - 1].tokens if number else Tokens(given[:0], extra=layout.suffix)
         if index in self.blocks:
             values = given.transpose(0, 1) if layout.tokens_first else given
             rope = kwargs.get("rope")
@@ -133,13 +133,11 @@ class Slim(Slimming):
                   for key, value in kwargs.items()}
         return (args, {**kwargs, name: given}) if name else ((given, *args[1:]), kwargs)
 
-    def _choose(self, number: int, stream: Stream, layout: Layout, block: nn.Module, before: Tokens,
+    def _choose(self, number: int, stream: Stream, layout: Layout, block: nn.Module, tokens: Tokens,
                 rope: torch.Tensor | None) -> torch.Tensor:
-        """Stage `number`: tokens (B, L, C), suffix included → those that are left."""
-        values, end = before.values, int(before.values.shape[1]) - layout.suffix
-        tokens = replace(before, values=values[:, :end])
-        positions = tokens.grid_positions(prod(stream.grid))
-        prefix = end - tokens.extra - int(positions.shape[1])
+        """Stage `number` → the values that are left."""
+        values, positions = tokens.values, tokens.grid_positions(prod(stream.grid))
+        prefix = int(values.shape[1]) - tokens.extra - int(positions.shape[1])
         if prefix < 0 or (layout.prefix is not None and prefix != layout.prefix):
             raise UserError(f"{type(block).__name__} gets {values.shape[1]} tokens where the grid has {positions.shape[1]} "
                             f"patches, but prefix={layout.prefix} and suffix={layout.suffix} were expected around them; say "
@@ -163,9 +161,7 @@ class Slim(Slimming):
                 now.first.setdefault((number,), own)
             stream.record.chosen.append(Chosen(places, _without_graph(own), score is not None))
             stream.record.held += [_without_graph(held)] if self.restore else []
-        if step.tokens.positions is before.positions:
-            return values
-        return torch.cat([step.tokens.values, values[:, end:]], dim=1) if layout.suffix else step.tokens.values
+        return step.tokens.values
 
     def _given(self, number: int, stream: Stream, positions: torch.Tensor) -> torch.Tensor | None:
         """The score (B, n) of a stage that the streams of a forward share, None where each has its own."""
@@ -173,11 +169,12 @@ class Slim(Slimming):
         if now is None or images is None:
             return None
         key: tuple = (number,)
-        voters = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
-                  and name not in stream.missing and (name in self.names or self.names == IMAGE)}
-        if len({len(image) for image in voters.values()}) > 1:
-            voters = {name: image for name, image in voters.items() if len(image) == len(images)}
-        if self.follow is True and scorer.of_images and len(voters) > 1 and not self.is_stacked:
+        alike = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
+                 and (name in self.names or self.names == IMAGE)}
+        if len({len(image) for image in alike.values()}) > 1:
+            alike = {name: image for name, image in alike.items() if len(image) == len(images)}
+        voters = {name: image for name, image in alike.items() if name not in stream.missing}
+        if self.follow is True and scorer.of_images and len(alike) > 1 and voters and not self.is_stacked:
             key = (number, stream.grid, stream.size, stream.stride, *voters)
             if key not in now.first:
                 blank = {name: image.new_empty(len(image), prod(stream.grid), 0) for name, image in voters.items()}
@@ -207,13 +204,12 @@ class Slim(Slimming):
             return None
         values = output[0] if isinstance(output, tuple) else output
         values = values.transpose(0, 1) if layout.tokens_first else values
-        places, end = stream.chosen[-1].tokens, values.shape[1] - layout.suffix
-        body = replace(places, values=values[:, :end])
-        patches = body.patches(places.positions.shape[1])
-        prefix = values[:, :end - places.extra - patches.shape[1]]
+        places, behind = stream.chosen[-1].tokens, values.shape[1] - stream.chosen[-1].tokens.extra
+        patches = values[:, behind - places.positions.shape[1]:behind]
+        prefix, suffix = values[:, :behind - patches.shape[1]], values[:, behind:behind + layout.suffix]
         if self.restore:
             patches = put(stream.held[-1].to(patches.dtype), places.positions, patches)
-        values = torch.cat([prefix, patches, values[:, end:]], dim=1)
+        values = torch.cat([prefix, patches, suffix], dim=1)
         values = values.transpose(0, 1) if layout.tokens_first else values
         return (values, *output[1:]) if isinstance(output, tuple) else values
 

@@ -17,7 +17,7 @@ def put(grid: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> to
 
 def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
     """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
-    `tokens` → (B, heads or 1, n + E, D); extra tokens are not rotated."""
+    `tokens` → (B, heads or 1, n + E, D); the others are not rotated."""
     positions = tokens.positions
     assert positions is not None
     rope = rope.reshape(*[1] * (4 - rope.ndim), *rope.shape).expand(positions.shape[0], -1, -1, -1)
@@ -28,7 +28,7 @@ def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
 
 
 def patch_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
-    """A mask of all patches (B, …), N for each image, for those of `tokens` → (B, n + E); extra tokens have 1."""
+    """A mask of all patches (B, …), N for each image, for those of `tokens` → (B, n + E); the others have 1."""
     positions = tokens.positions
     assert positions is not None
     return F.pad(mask.flatten(1).gather(1, positions), (0, tokens.extra), value=1)
@@ -41,8 +41,8 @@ def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch
     assert positions is not None
     batch, prefix = positions.shape[0], tokens.values.shape[1] - positions.shape[1] - tokens.extra
     rows = torch.arange(length + 1, device=positions.device).expand(batch, -1)
-    seen = rows[:, length:].expand(-1, tokens.extra)  # the one that is appended below
-    index = torch.cat([rows[:, :prefix], positions + prefix, seen, rows[:, length - suffix:length]], dim=1)[:, None]
+    behind = rows[:, length - suffix:length], rows[:, length:].expand(-1, tokens.extra - suffix)  # the last is appended below
+    index = torch.cat([rows[:, :prefix], positions + prefix, *behind], dim=1)[:, None]
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(batch, -1, -1, -1)
     for dim in (2, 3):
         if mask.shape[dim] == length:

@@ -105,7 +105,8 @@ class Slimming(nn.Module):
         loss = scorer.loss(own, context)
         if not self.shared:
             return own, loss
-        total = torch.stack([score for modality, score in own.items() if modality not in context.missing]).sum(dim=0)
+        voting = [score for modality, score in own.items() if modality not in context.missing] or list(own.values())
+        total = torch.stack(voting).sum(dim=0)
         return dict.fromkeys(own, total), loss
 
     def _drop(self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int) -> Tokens:
