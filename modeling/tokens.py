@@ -17,8 +17,8 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E others: those that a host has behind the
-    patches, and the extra tokens of slimming."""
+    """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E others: those that a host has
+    behind the patches, and the extra tokens of slimming."""
 
     values: torch.Tensor  # (B, P + n + E, C)
     positions: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid

@@ -2,6 +2,7 @@
 import json
 import math
 
+import hosts
 import pytest
 from commands import ROOT
 
@@ -19,6 +20,10 @@ def test_the_page_shows_what_was_measured(measured):
     record = record_of(measured)
     assert not record["quick"]
     assert benchmark.as_report(record) in (ROOT / "docs" / f"{PAGES[measured]}.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_the_plug_in_does_to_other_code_bases():
+    assert hosts.as_report(record_of("hosts")) in (ROOT / "docs" / "plug_in.md").read_text(encoding="utf-8")
 
 
 def record_of(measured):
