@@ -22,7 +22,7 @@ from torch import nn
 from demo_sdtps.modeling.positions import PER_POSITION, put
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import Slimming, patch_shares
-from demo_sdtps.modeling.streams import Chosen, Pass, Stream, images_in, is_backward, passes, shared_of, thread
+from demo_sdtps.modeling.streams import Chosen, Pass, State, Stream, images_in, is_backward
 from demo_sdtps.modeling.tokens import Tokens
 from demo_sdtps.modeling.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
@@ -49,29 +49,44 @@ class Slim(Slimming):
         self.layouts, self.restore, self.follow = tuple(layouts), restore, follow
         self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
         self.handles: list[Any] = []
+        self.state = State()
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy has a state of its own
+        return {name: value for name, value in self.__dict__.items() if name != "state"}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        super().__setstate__({**values, "state": State()})
+
+    @property
+    def now(self) -> Pass | None:
+        """The forward under way in this thread."""
+        return getattr(self.state.thread, "now", None)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        self.state.losses.clear()  # those of the last forward; nn.DataParallel does not call the model itself
+        return super()._replicate_for_data_parallel()
 
     @torch._dynamo.disable
     def begin(self, module: nn.Module, level: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module, `level` modules below the model, is called: a forward begins where none is under way."""
         foreground = kwargs.get("foreground") if level == 0 else None
         kwargs = {key: value for key, value in kwargs.items() if level or key != "foreground"}
-        now, shared = passes().get(self), shared_of(self)
-        if is_backward() or (now is not None and now.level < level):
+        if is_backward() or (self.now is not None and self.now.level < level):
             return args, kwargs
         own: Any = self if level else module.slimming  # of a replica its own
-        passes()[self] = Pass(own, level, {} if level else images_in((args, kwargs)), foreground)
-        shared.forget()
+        self.state.thread.now = Pass(own, level, {} if level else images_in((args, kwargs)), foreground)
+        self.state.forget()
         if not getattr(module, "_is_replica", False):
-            shared.losses.clear()
+            self.state.losses.clear()
         return args, kwargs
 
     @torch._dynamo.disable
     def end(self, level: float) -> None:
         """The module that began the forward has ended, also by an error."""
-        now = passes().get(self)
+        now = self.now
         if now is not None and now.level == level and not is_backward():
-            shared_of(self).losses += now.losses
-            del passes()[self]
+            self.state.losses += now.losses
+            self.state.thread.now = self.state.thread.stream = None
 
     @torch._dynamo.disable
     def embed(self, tower: int, convolution: nn.Conv2d, images: torch.Tensor, patches: torch.Tensor) -> None:
@@ -79,21 +94,24 @@ class Slim(Slimming):
         if is_backward():
             self._found(tower, STEM, images)
             return
-        now = passes().get(self)
+        now = self.now
         if now is None or now.level == inf:  # the host calls a method of the model, which has no hooks
-            now = passes()[self] = Pass(self, inf, {}, None)
-            shared_of(self).forget()
+            now = self.state.thread.now = Pass(self, inf, {}, None)
+            self.state.forget()
         size, stride = tuple(convolution.kernel_size), tuple(convolution.stride)
         foreground = None
         if now.foreground is not None:
-            foreground = patch_shares(now.foreground.to(images.device), size, stride)
+            if now.foreground.shape[1:] != (1, *images.shape[-2:]) or len(images) % len(now.foreground):
+                raise UserError(f"foreground is {tuple(now.foreground.shape)} for images {tuple(images.shape)}; give masks "
+                                "(B, 1, H, W) of the size of the images.")
+            foreground = patch_shares(now.foreground.to(images), size, stride)
             foreground = foreground.repeat(len(images) // len(foreground), 1)
         rows, columns = map(int, patches.shape[-2:])  # a traced graph (torch.jit) has tensors for numbers
         stream = Stream(now.slim, lambda: images, (rows, columns), size, stride, self._names_of(now, images),
                         frozenset() if now.slim.training else self.missing, foreground, self.blocks[0])
-        stream.record = replace(stream, images=ref(images), chosen=[], held=[])
         now.streams[tower].append(stream)
-        shared_of(self).record((tower, STEM), images, stream.record)
+        stream.record = replace(stream, images=ref(images), chosen=[], held=[])
+        self.state.record((tower, STEM), images, stream.record)
 
     def _names_of(self, now: Pass, images: torch.Tensor) -> tuple[str, ...]:
         """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
@@ -114,7 +132,7 @@ class Slim(Slimming):
         """The input of block `index` of a tower, without the tokens that the stages so far drop."""
         layout, name = self.layouts[tower], "" if args else next(iter(kwargs))
         given = kwargs[name] if name else args[0]
-        stream = thread.stream = self._stream(tower, index, given)
+        stream = self.state.thread.stream = self._stream(tower, index, given)
         if stream is None:
             return None
         number = bisect_left(self.blocks, index)  # of stages before
@@ -147,28 +165,30 @@ class Slim(Slimming):
             held = put(stream.held[number - 1], positions, patches) if number else patches.clone()
             stream.held[number:number + 1] = [held]
         slim, is_trained = stream.slim, self._is_trained(number, stream)
-        past = stream.chosen[number] if stream.is_replay else None
+        past = stream.chosen[number] if stream.record is stream else None
         score = past.score if past else self._given(number, stream, positions)
         if past and not past.is_given and (is_trained or slim.stage_scores[number].is_random):
             score = None  # computed again, so that autograd finds its tensors and dropout its random numbers
         step = slim(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
-        places, own = replace(step.tokens, values=step.tokens.values[:0]), torch.cat(list(step.stage.score.values()))
+        # Not a view, which would keep the graph, and by it what the record waits for to go.
+        places = replace(step.tokens, values=torch.empty_like(step.tokens.values[:0]))
+        own = torch.cat(list(step.stage.score.values()))
         stream.chosen[number:number + 1] = [Chosen(places, own, past.is_given if past else score is not None)]
-        now = passes().get(self)
+        now = self.now
         if now is not None and stream.record and not past:
             now.losses += [] if step.loss is None else [step.loss]
             if self.follow == FIRST and stream.names[0] not in stream.missing:
-                now.first.setdefault((number,), own)
+                now.first.setdefault((number, stream.grid), own)
             stream.record.chosen.append(Chosen(places, _without_graph(own), score is not None))
-            stream.record.held += [_without_graph(held)] if self.restore else []
+            stream.record.held += [_without_graph(held)] if self.restore and torch.is_grad_enabled() else []
         return step.tokens.values
 
     def _given(self, number: int, stream: Stream, positions: torch.Tensor) -> torch.Tensor | None:
         """The score (B, n) of a stage that the streams of a forward share, None where each has its own."""
-        now, scorer, images = passes().get(self), stream.slim.stage_scores[number], stream.images()
+        now, scorer, images = self.now, stream.slim.stage_scores[number], stream.images()
         if now is None or images is None:
             return None
-        key: tuple = (number,)
+        key: tuple = (number, stream.grid)
         alike = {name: image for name, image in now.inputs.items() if image.shape[1:] == images.shape[1:]
                  and (name in self.names or self.names == IMAGE)}
         if len({len(image) for image in alike.values()}) > 1:
@@ -196,8 +216,9 @@ class Slim(Slimming):
     @torch._dynamo.disable
     def after(self, tower: int, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
-        stream, layout, thread.stream = thread.stream, self.layouts[tower], None
-        now = passes().get(self)
+        own, layout = self.state.thread, self.layouts[tower]
+        stream, own.stream = getattr(own, "stream", None), None
+        now = self.now
         if now is not None and not any(now.streams):
             self.end(inf)
         if stream is None or stream.chosen[-1].tokens.positions is None:
@@ -217,7 +238,7 @@ class Slim(Slimming):
         """The stream whose tokens are the input of block `index`; None for a block that is called by itself."""
         if is_backward():
             return self._found(tower, index, given)
-        now = passes().get(self)
+        now = self.now
         stream = next((stream for stream in now.streams[tower] if stream.next == index), None) if now else None
         if now is None or stream is None:
             return None
@@ -225,12 +246,12 @@ class Slim(Slimming):
         if stream.next == self.layouts[tower].depth:
             now.streams[tower].remove(stream)
         if stream.record:
-            shared_of(self).record((tower, index), given, stream.record)
+            self.state.record((tower, index), given, stream.record)
         return stream
 
     def _found(self, tower: int, index: int, given: torch.Tensor) -> Stream | None:
         """The stream that the backward pass computes again from this block on, or goes on to compute."""
-        found = shared_of(self).found((tower, index), given)
+        found, place = self.state.found((tower, index), given), (tower, torch._C._current_graph_task_id())
         if found:
             if self.restore and index != STEM and given.is_leaf and given.requires_grad:
                 raise _reentrant("restore=True")
@@ -238,9 +259,9 @@ class Slim(Slimming):
             stream.record = stream
             if index == STEM:
                 stream.images = lambda: given
-            thread.replay = self, tower, stream
-        owner, place, replayed = getattr(thread, "replay", (None, None, None))
-        return replayed if owner is self and place == tower else None
+            self.state.thread.replay = place, stream
+        known, replayed = getattr(self.state.thread, "replay", (None, None))
+        return replayed if known == place else None
 
 
 @dataclass(frozen=True)
@@ -289,8 +310,8 @@ def attach(model: nn.Module, slim: Slim, towers: Sequence[Tower]) -> None:
 
 
 def _reentrant(what: str) -> UserError:
-    return UserError(f"{what} needs gradients of dropped patches, which reentrant checkpointing loses; use checkpointing with "
-                     "use_reentrant=False.")
+    return UserError(f"{what} needs gradients of dropped patches, which reentrant checkpointing and torch.no_grad lose; use "
+                     "checkpointing with use_reentrant=False, or evaluation mode.")
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

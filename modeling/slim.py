@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.scores import SCORES as ENTRIES
-from demo_sdtps.modeling.hooks import FIRST, IMAGE, Slim, attach
+from demo_sdtps.modeling.hooks import FIRST, IMAGE, Hook, Slim, attach
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import check_stages
-from demo_sdtps.modeling.streams import shared_of
 from demo_sdtps.modeling.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest
 
@@ -42,8 +41,8 @@ def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (
     slimming fits, one that is slimmed or compiled already, and settings that do not fit. docs/slim.md has an example for each
     library.
     """
-    if hasattr(model, "slimming"):
-        raise UserError(f"{type(model).__name__} has a module slimming already; call demo_sdtps.unslim(model) before.")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise UserError(f"{type(model).__name__} wraps a model already; slim the model, then wrap it.")
     if any(type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) for part in model.modules()):
         raise UserError(f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then.")
     if shared not in (True, False, FIRST):
@@ -55,6 +54,9 @@ def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)
+    hooks = [hook for tower in towers for hook in tower.patches._forward_hooks.values()]
+    if hasattr(model, "slimming") or any(isinstance(getattr(hook, "__self__", None), Hook) for hook in hooks):
+        raise UserError(f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before.")
     attach_to(model, towers, blocks, keep, _scores(score, len(blocks), towers[0]), merge=merge, restore=restore, follow=shared)
     return model
 
@@ -80,11 +82,12 @@ def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], 
 
 def unslim(model: Model) -> Model:
     """Take slimming off, in place; → the model. Raises `UserError` for a model without."""
-    slimming = slimming_of(model)
-    for handle in slimming.handles:
-        handle.remove()
-    for module in model.modules():
-        if getattr(module, "slimming", None) is slimming:
+    slimming_of(model)
+    for module in list(model.modules()):
+        slimming = getattr(module, "slimming", None)
+        if isinstance(slimming, Slim):
+            for handle in slimming.handles:
+                handle.remove()
             del module.slimming
     return model
 
@@ -95,7 +98,8 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     Masks of the foreground (B, 1, H, W) in [0, 1] are the argument `foreground` of that forward: model(images, foreground=…).
     Raises `UserError` where it had none, or the score has no loss.
     """
-    losses = shared_of(slimming_of(model)).losses
+    slimming_of(model)
+    losses = [loss for module in model.modules() if isinstance(module, Slim) for loss in module.state.losses]
     if not losses:
         raise UserError("The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
                         "(B, 1, H, W), and slim it by a score that learns, such as supervised.")

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -47,10 +46,6 @@ class Stream:
     held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
     record: Stream | None = None  # the same without gradients, for the backward pass; of a stream computed again itself
 
-    @property
-    def is_replay(self) -> bool:
-        return self.record is self
-
     def context(self) -> Context:
         """What a score reads of the images."""
         images = self.images()
@@ -71,10 +66,12 @@ class Pass:
         self.losses: list[torch.Tensor] = []
 
 
-class Shared:
-    """What the threads share: losses of the last forward, and streams by the inputs of the blocks."""
+class State:
+    """What a `Slim` remembers: the losses of the last forward, and streams by the inputs of the blocks; of each thread the
+    forward under way (`now`), the stream of the block that runs, and the one that the backward pass computes again."""
 
     def __init__(self) -> None:
+        self.thread = threading.local()
         self.losses: list[torch.Tensor] = []
         self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
 
@@ -92,10 +89,6 @@ class Shared:
             self.records.pop(key, None)
 
 
-thread = threading.local()  # passes by `Slim`; the stream of the block that runs; the stream that is computed again
-_shared: WeakKeyDictionary[Slim, Shared] = WeakKeyDictionary()
-
-
 def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
     if isinstance(inputs, torch.Tensor):
@@ -105,16 +98,6 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     if isinstance(inputs, Mapping):
         return {key: image for own, value in inputs.items() for key, image in images_in(value, str(own)).items()}
     return {}
-
-
-def shared_of(slim: Slim) -> Shared:
-    return _shared.setdefault(slim, Shared())
-
-
-def passes() -> WeakKeyDictionary[Slim, Pass]:
-    if not hasattr(thread, "passes"):
-        thread.passes = WeakKeyDictionary()
-    return thread.passes
 
 
 def is_backward() -> bool:

@@ -63,9 +63,11 @@ def find_towers(model: nn.Module, blocks_at: str | None = None, prefix: int | No
         places = [_given(model, blocks_at)]
     else:
         places = [(path, *found) for path, module in model.named_modules() if (found := _parts(module))]
+    if (blocks_at or not places) and (reason := _refused(model.get_submodule(places[0][0]) if places else model)):
+        raise UserError(f"{reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.")
     if not places:
-        raise UserError(f"{type(model).__name__} {_reason(model)}; slimming knows {KNOWN}: name the blocks of another one by "
-                        "blocks_at.")
+        raise UserError(f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of "
+                        "another one by blocks_at.")
     return [_tower(model, place, blocks, patches, prefix, suffix) for place, blocks, patches in places]
 
 
@@ -76,6 +78,7 @@ def _tower(model: nn.Module, path: str, blocks: nn.Module, patches: nn.Module, p
                         "output is the grid of patches; choose a backbone without a convolutional stem.")
     inner = list(blocks.children())
     names = [name for name, _ in model.get_submodule(path).named_parameters()]
+    prefix = getattr(model.get_submodule(path), "num_prefix_tokens", None) if prefix is None else prefix  # timm's
     has_class = any(name.rpartition(".")[2] in CLASS_TOKENS for name in names)
     # nn.MultiheadAttention, and open_clip's own attention.
     first = [getattr(module, "batch_first", None) for module in inner[0].modules()]
@@ -111,12 +114,10 @@ def _given(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]
                     "output is the grid of patches; slimming needs one.")
 
 
-def _reason(model: nn.Module) -> str:
-    for module in model.modules():
-        for part, reason in REFUSED.items():
-            if re.search(part, type(module).__name__):
-                return f"has {type(module).__name__}, which {reason}, so that no patch can be left out"
-    return "has no Vision Transformer that slimming knows"
+def _refused(model: nn.Module) -> str:
+    """The class of a part of a model to which slimming does not fit, and why; '' for none."""
+    return next((f"{type(module).__name__} {reason}" for module in model.modules() for part, reason in REFUSED.items()
+                 if re.search(part, type(module).__name__)), "")
 
 
 def _at(module: nn.Module, path: str) -> nn.Module | None:

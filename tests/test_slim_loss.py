@@ -1,10 +1,13 @@
 """demo_sdtps.slim_loss: the loss of a score with weights against masks of the foreground."""
 import copy
+import gc
 import math
 import re
+import weakref
 from functools import partial
 
 import pytest
+import timm
 import torch
 from numeric import assert_close, generator, seeded
 from slim_host import Host, case_of, host_case
@@ -87,3 +90,33 @@ def test_training_steps_learn_the_masks(kind):
         assert torch.equal(other.eval()(images), model.eval()(images)) and own[-1] < own[0]
         losses.append(own)
     assert_close(losses[-1], losses[0], *8 * PATH)
+
+
+@pytest.mark.parametrize("keep", [0.5, 1.0])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_forwards_without_a_backward_leave_nothing(keep, gradients):
+    """What is recorded for the backward pass goes with the graph, and the model with its last reference."""
+    model = demo_sdtps.slim(timm.create_model("test_vit", img_size=32), (0, 1), (keep, keep), restore=True)
+    records = []
+    with torch.set_grad_enabled(gradients):
+        for number in range(5):
+            model(torch.randn(2, 3, 32, 32)) if number % 2 else model.forward_features(torch.randn(2, 3, 32, 32))
+            records.append(len(model.slimming.state.records))
+    assert len(set(records[1:])) == 1, records
+    gone = weakref.ref(model.slimming)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("masks", [torch.ones(2, 1, 32, 32, dtype=torch.bool), torch.ones(2, 1, 32, 32, dtype=torch.uint8)],
+                         ids=["bool", "uint8"])
+def test_masks_of_other_types_count_as_numbers(masks):
+    model = demo_sdtps.slim(timm.create_model("test_vit", img_size=32), (1,), (0.5,), "supervised").train()
+    images, found = torch.randn(2, 3, 32, 32), []
+    for given in (masks, masks.float()):
+        model(images, foreground=given)
+        found.append(demo_sdtps.slim_loss(model))
+    assert torch.equal(*found)
+    with pytest.raises(UserError, match=r"^foreground is \(2, 32, 32\) for images \(2, 3, 32, 32\); give masks \(B, 1, H, W\)"):
+        model(images, foreground=masks[:, 0])

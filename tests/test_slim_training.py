@@ -151,7 +151,7 @@ def test_restore_with_reentrant_checkpointing_is_refused(kind, blocks):
     """Where dropped patches leave the part that is computed again; `unslim` works after it."""
     _, recomputing = pair(Segmenter, "saliency", blocks, restore=True)
     model, images = recomputing(kind, True), case_of(Segmenter).draw().requires_grad_()
-    with pytest.raises(UserError, match=r"^restore=True needs .* use checkpointing with use_reentrant=False\.$"):
+    with pytest.raises(UserError, match=r"^restore=True needs .* with use_reentrant=False, or evaluation mode\.$"):
         model(images).sum().backward()
     demo_sdtps.unslim(model)(images).sum().backward()
 
@@ -166,7 +166,7 @@ def test_restore_inside_what_is_computed_again_or_kept(kind):
 def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks):
     _, recomputing = pair(Tower, "supervised", blocks)
     model, images = recomputing(kind, True), case_of(Tower).draw().requires_grad_()
-    with pytest.raises(UserError, match=r"^The score Supervised needs .* use checkpointing with use_reentrant=False\.$"):
+    with pytest.raises(UserError, match=r"^The score Supervised needs .* use_reentrant=False, or evaluation mode\.$"):
         model(images, foreground=torch.rand(2, 1, 32, 32).double())
     model(images).sum().backward()
 

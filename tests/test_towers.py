@@ -16,8 +16,8 @@ from torchvision.models.vision_transformer import ConvStemConfig
 import demo_sdtps
 from demo_sdtps.config import UserError
 
-KNOWN = ("; slimming knows timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, "
-         "CLIP and DINOv2: name the blocks of another one by blocks_at.")
+KNOWN = ("timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2")
+NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of another one by blocks_at."
 
 
 def refused(model, sentence, *args, **settings):
@@ -50,30 +50,40 @@ def beit():
 WINDOWS, BIASES = "attends in windows", "adds a fixed bias for every pair of positions"
 
 
-@pytest.mark.parametrize(("build", "outer", "inner", "reason"), [
-    (swin, "SwinTransformer", "SwinTransformer", WINDOWS),
-    (torchvision_swin, "SwinTransformer", "SwinTransformer", WINDOWS),
+@pytest.mark.parametrize(("build", "inner", "reason"), [
+    (swin, "SwinTransformer", WINDOWS),
+    (torchvision_swin, "SwinTransformer", WINDOWS),
     (lambda: timm.create_model("samvit_base_patch16", embed_dim=32, depth=1, num_heads=2, img_size=64),
-     "VisionTransformerSAM", "VisionTransformerSAM", WINDOWS),
-    (sam, "SamVisionModel", "SamVisionModel", WINDOWS),
+     "VisionTransformerSAM", WINDOWS),
+    (sam, "SamVisionModel", WINDOWS),
     (lambda: nn.Sequential(timm.create_model("beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64)),
-     "Sequential", "Beit", BIASES),
-    (beit, "BeitModel", "BeitModel", BIASES),
+     "Beit", BIASES),
+    (beit, "BeitModel", BIASES),
     (lambda: timm.create_model("vit_relpos_small_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64),
-     "VisionTransformerRelPos", "VisionTransformerRelPos", BIASES)],
+     "VisionTransformerRelPos", BIASES)],
     ids=["Swin", "torchvision's Swin", "timm's SAM", "SAM", "timm's BEiT", "BEiT", "relative positions"])
-def test_other_architectures(build, outer, inner, reason):
-    refused(build(), f"{outer} has {inner}, which {reason}, so that no patch can be left out{KNOWN}")
+def test_other_architectures(build, inner, reason):
+    refused(build(), f"{inner} {reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.")
+
+
+def test_other_architectures_whose_blocks_are_named():
+    model = timm.create_model("beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64)
+    refused(model, f"Beit {BIASES}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
+            (0,), (0.5,), blocks_at="blocks")
+
+
+def test_a_model_that_is_wrapped():
+    refused(nn.DataParallel(timm_model("test_vit")), "DataParallel wraps a model already; slim the model, then wrap it.")
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), torchvision.models.squeezenet1_1()], ids=["Linear", "SqueezeNet"])
 def test_no_transformer(model):
-    refused(model, f"{type(model).__name__} has no Vision Transformer that slimming knows{KNOWN}")
+    refused(model, f"{type(model).__name__} {NONE}")
 
 
 def test_text_alone_has_no_tower():
     model = transformers_model("CLIPModel").text_model
-    refused(model, f"{type(model).__name__} has no Vision Transformer that slimming knows{KNOWN}")
+    refused(model, f"{type(model).__name__} {NONE}")
 
 
 def test_stems_of_convolutions():
@@ -115,8 +125,9 @@ def test_compiled_models():
 
 def test_a_model_that_is_slimmed():
     model = demo_sdtps.slim(timm_model("test_vit"), (1,), (0.5,))
-    again = "VisionTransformer has a module slimming already; call demo_sdtps.unslim(model) before."
+    again = "VisionTransformer is slimmed already, or a part of it; call demo_sdtps.unslim(model) before."
     refused(model, again)
+    refused(nn.Sequential(model), again.replace("VisionTransformer", "Sequential"))
     refused(copy.deepcopy(model), again)
     with pytest.raises(UserError, match=r"^VisionTransformer is not slimmed; call demo_sdtps\.slim\(model\) before\.$"):
         demo_sdtps.unslim(demo_sdtps.unslim(model))
@@ -221,5 +232,5 @@ print(model(torch.randn(1, 3, 16, 16)).shape[1], {"yacs", "timm", "torchvision",
 
 
 def test_a_host_of_own_classes_needs_the_path():
-    refused(Host(), f"Host has no Vision Transformer that slimming knows{KNOWN}")
+    refused(Host(), f"Host {NONE}")
     demo_sdtps.slim(Host(), (1,), (0.5,), blocks_at="tower.blocks")

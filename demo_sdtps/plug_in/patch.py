@@ -194,21 +194,16 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     rows, columns = grid = _grid(model, host, cfg)
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
-        left = _add_slimming(model, host, cfg, grid)
+        if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
+            raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
+                            "install one, or leave it empty.")
+        from demo_sdtps.plug_in.slim import add_slimming
+
+        left = add_slimming(model, host, cfg, grid)
         patches = patches if host.restore else left
     if cfg.MODEL.USE_SDTPS:
         _add_sdtps(model, host, cfg, patches)
     return model
-
-
-def _add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
-    """→ the patches that are left of the grid."""
-    if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
-        raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
-                        "install one, or leave it empty.")
-    from demo_sdtps.plug_in.slim import add_slimming
-
-    return add_slimming(model, host, cfg, grid)
 
 
 def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:

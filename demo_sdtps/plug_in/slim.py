@@ -28,9 +28,8 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
     if host.unslimmed:
         raise UserError(f"MODEL.SLIM_BLOCKS is {list(keys.SLIM_BLOCKS)}, but {host.name} cannot be slimmed: {host.unslimmed}; "
                         "leave it empty.")
-    entry = score_entry(name, "MODEL.SLIM_SCORE")
     check_stages(keys)
-    if entry.masks:
+    if score_entry(name, "MODEL.SLIM_SCORE").masks:
         raise UserError(f"MODEL.SLIM_SCORE is {name!r}, which reads foreground masks, but the loader of {host.name} has none; "
                         "choose another score, or train with this project's train_net.py.")
     suffix = 1 if host.suffix and keys.get(host.suffix, False) else 0

@@ -33,8 +33,8 @@ class Editor(Score):
     needs_attention = True
 
     def scores(self, context: Context) -> ByModality:
-        energy = torch.stack([haar_energy(context.images[modality]) for modality in context.tokens
-                              if modality not in context.missing]).sum(dim=0)
+        present = [modality for modality in context.tokens if modality not in context.missing] or list(context.tokens)
+        energy = torch.stack([haar_energy(context.images[modality]) for modality in present]).sum(dim=0)
         strength = F.avg_pool2d(energy, context.patch_size, context.patch_stride).flatten(1)
         found = {}
         for modality, attention in context.attention.items():
