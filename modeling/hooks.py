@@ -33,7 +33,6 @@ FIRST = "first"
 STEM = -1  # in place of the index of a block: the patch convolution
 
 
-
 class Slim(Slimming):
     """The stages that a model gets as its module `slimming`, and the work of its hooks.
 
