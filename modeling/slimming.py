@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights, check_class_attention, keys
+from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention, keys
 from demo_sdtps.modeling.scores.base import Context, Score, Stage
 from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.tokens import ByModality, Tokens, split_rows
@@ -89,14 +89,16 @@ class Slimming(nn.Module):
         scorer, positions = self.stage_scores[number], tokens.grid_positions(math.prod(seen.grid))
         patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, rope).squeeze(2)
+            weights = attention_weights(block, tokens, scorer.attention_queries, rope).mean(dim=2)
             attention = split_rows(weights[..., patches], names)
         if scorer.needs_keys:
             metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)
+        sizes = torch.ones(positions.shape, device=positions.device) if tokens.sizes is None else tokens.sizes[:, patches]
         by_name = split_rows(positions, names)
         shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
         return replace(seen, tokens=split_rows(tokens.values[:, patches], names), keys=metric, attention=attention,
-                       class_tokens=split_rows(tokens.values[:, 0], names), positions=by_name, foreground=shares)
+                       class_tokens=split_rows(tokens.values[:, 0], names), sizes=split_rows(sizes, names),
+                       positions=by_name, foreground=shares)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN
 from demo_sdtps.modeling.sdtps import softmax_mean
 from demo_sdtps.modeling.tokens import ByModality, Tokens
 from demo_sdtps.runtime.errors import UserError
@@ -40,8 +41,9 @@ class Context:
     grid: tuple[int, int]  # (rows, columns) of patches
     global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
-    attention: ByModality = field(default_factory=dict)  # (B, heads, N) of the class token over the patches; empty for none
+    attention: ByModality = field(default_factory=dict)  # (B, heads, N) over the patches; empty for none
     keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
+    sizes: ByModality = field(default_factory=dict)  # (B, N) patches merged into each (`Tokens.sizes`)
     positions: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
@@ -82,7 +84,8 @@ class Score(nn.Module, ABC):
 
     masks = ""  # when a score from outside the project reads foreground masks: "training", "always", or '' for never
 
-    needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
+    needs_attention = False  # whether it reads `Context.attention`: softmax weights over the patches
+    attention_queries = CLASS_TOKEN  # the tokens whose mean weights these are; slice(None) for all
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether its merged tokens weigh in attention by `Tokens.sizes`
     is_random = False  # whether it draws numbers, so that it draws again where blocks are computed again
