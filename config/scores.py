@@ -26,6 +26,7 @@ SCORES = {
     "tome": ScoreEntry(f"{_HERE}.tome:ToMe"),
     "editor": ScoreEntry(f"{_HERE}.editor:Editor"),
     "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
+    "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
     "random": ScoreEntry(f"{_HERE}.cues:Random"),
     "mean_mask": ScoreEntry(f"{_HERE}.maps:MeanMask", masks="training"),
     "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),

@@ -163,12 +163,15 @@ class Slim(Slimming):
             patches = tokens.patches(positions.shape[1])
             held = put(stream.held[number - 1], positions, patches) if number else patches.clone()
             stream.held[number:number + 1] = [held]
-        slim, is_trained = stream.slim, self._is_trained(number, stream)
+        slim = stream.slim
+        is_trained = any(parameter.requires_grad for parameter in slim.stage_scores[number].parameters())
         past = stream.chosen[number] if stream.record is stream else None
         score = past.score if past else self._given(number, stream, positions)
         if past and not past.is_given and (is_trained or slim.stage_scores[number].is_random):
             score = None  # computed again, so that autograd finds its tensors and dropout its random numbers
         step = slim(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
+        if is_trained and step.loss is not None and not torch.is_grad_enabled():
+            raise _reentrant(f"The score {type(slim.stage_scores[number]).__name__}")
         # Not a view, which would keep the graph, and by it what the record waits for to go.
         places = replace(step.tokens, values=torch.empty_like(step.tokens.values[:0]))
         own = torch.cat(list(step.stage.score.values()))
@@ -204,13 +207,6 @@ class Slim(Slimming):
             return None
         score = score.repeat(len(images) // len(score), 1)
         return score if self.follow == FIRST else score.gather(1, positions)
-
-    def _is_trained(self, number: int, stream: Stream) -> bool:
-        """Whether the score of a stage is trained. Raises `UserError` where reentrant checkpointing loses a gradient."""
-        is_trained = any(parameter.requires_grad for parameter in stream.slim.stage_scores[number].parameters())
-        if is_trained and stream.foreground is not None and stream.slim.training and not torch.is_grad_enabled():
-            raise _reentrant(f"The score {type(stream.slim.stage_scores[number]).__name__}")
-        return is_trained
 
     @torch._dynamo.disable
     def after(self, tower: int, output: Any) -> Any:

@@ -98,7 +98,7 @@ class Slimming(nn.Module):
         shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
         return replace(seen, tokens=split_rows(tokens.values[:, patches], names), keys=metric, attention=attention,
                        class_tokens=split_rows(tokens.values[:, 0], names), sizes=split_rows(sizes, names),
-                       positions=by_name, foreground=shares)
+                       positions=by_name, foreground=shares, shared=self.shared)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""

@@ -47,6 +47,7 @@ class Context:
     positions: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
+    shared: bool = False  # whether the modalities keep the same places
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
     stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none

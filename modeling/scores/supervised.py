@@ -1,5 +1,6 @@
-"""A score that learns from foreground masks in training, and needs none in evaluation."""
+"""Scores that learn in training, from foreground masks or from the saliency of the images, and need neither in evaluation."""
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -7,6 +8,7 @@ from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.scores.base import Context, Score
+from demo_sdtps.modeling.scores.saliency import saliency
 from demo_sdtps.modeling.tokens import ByModality
 
 HIDDEN = 64
@@ -36,3 +38,27 @@ class Supervised(Score):
         losses = [F.binary_cross_entropy_with_logits(score, context.foreground[modality].float())
                   for modality, score in scores.items()]
         return self.loss_weight * torch.stack(losses).mean()
+
+
+class SelfSupervised(Supervised):
+    """`Supervised` by pseudo-masks: the patches whose saliency (`Saliency`), summed over the modalities where these keep the
+    same places, is above Otsu's threshold. Needs `Context.images` in training."""
+
+    def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
+        if not self.training:
+            return None
+        seen = saliency(context)
+        if context.shared:
+            seen = dict.fromkeys(seen, torch.stack(list(seen.values())).sum(dim=0))
+        masks = {modality: above_otsu(score).gather(1, context.positions_of(modality)) for modality, score in seen.items()}
+        return super().loss(scores, replace(context, foreground=masks))
+
+
+def above_otsu(score: torch.Tensor) -> torch.Tensor:
+    """score (B, N) → 1 above the threshold that makes the variance between both sides largest, else 0, (B, N) (Otsu, 1979)."""
+    ordered, count = score.double().sort(dim=1).values, score.shape[1]
+    below = torch.arange(1, count, device=score.device)  # numbers of patches below each threshold
+    total = ordered.cumsum(dim=1)
+    low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / (count - below)
+    best = (below * (count - below) * (high - low).square()).argmax(dim=1, keepdim=True)
+    return (score > ordered.gather(1, best)).to(score.dtype)
