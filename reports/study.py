@@ -16,6 +16,7 @@ COMPLETE = next(iter(CASES))
 CASE_GROUPS = {**{case: [case] for case in CASES}, "mean of the six": [case for case in CASES if case != COMPLETE]}
 """Columns of the results with modalities missing: the cases whose mean each one holds."""
 METRICS = ("mAP", "Rank-1")
+TIMES = ("inference", "training step")  # of `benchmarks.variants`
 FIRST_STAGE = "stage 1"
 CONFIDENCE, RESAMPLES = 0.95, 9999
 LEGEND = ("Mean ± standard deviation over the seeds. Δ: paired difference to {first}, with its 95 % interval from a bootstrap "
@@ -176,14 +177,16 @@ def _selection_table(result: dict[str, Any]) -> str:
 
 
 def _cost_table(result: dict[str, Any]) -> str:
-    rows = []
+    rows, first = [], result["variants"][0]
+    timed = [what for what in TIMES if what in first]
     for variant in result["variants"]:
         seconds = (made["seconds"] for seed, made in variant["made_with"].items()
                    if "seconds" in made and seed not in variant["failed"])
         # Recorded variants with a training script of their own have none.
         costs = (f"{variant['parameters']:,}", f"{variant['gmacs']:.3f}") if "gmacs" in variant else ("–", "–")
-        rows.append([variant["name"], *costs, _spread(seconds, 0)])
-    return _table(["variant", "parameters", "GMACs", "seconds per run"], rows)
+        times = (f"{variant[what] / first[what]:.2f}" for what in timed)
+        rows.append([variant["name"], *costs, *times, _spread(seconds, 0)])
+    return _table(["variant", "parameters", "GMACs", *(f"time of {what}" for what in timed), "seconds per run"], rows)
 
 
 def _provenance(result: dict[str, Any]) -> str:
@@ -250,6 +253,27 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, result, path)
+
+
+def draw_curves(result: dict[str, Any], path: Path) -> None:
+    """mAP of the last return pattern against operations and times over those of the first variant."""
+    first, pattern = result["variants"][0], result["patterns"][-1]
+    names = {"gmacs": "operations"} | {what: f"time of {what}" for what in TIMES}
+    figure, axes = plt.subplots(1, len(names), figsize=(4.6 * len(names), 4.4), sharey=True)
+    for axis, (what, label) in zip(axes, names.items(), strict=True):
+        families: dict[str, list[tuple[float, float, float]]] = {}
+        for variant in result["variants"]:
+            values = list(final_metric(variant, pattern, "mAP").values())
+            if values:
+                point = (variant[what] / first[what], float(np.mean(values)), _deviation(values) or 0.0)
+                families.setdefault(variant["name"].partition(",")[0], []).append(point)
+        for family, points in families.items():
+            place, mean, deviation = zip(*sorted(points), strict=True)
+            axis.errorbar(place, mean, yerr=deviation, marker="o", capsize=3, label=family)
+        axis.set(xlabel=f"{label} over those of {first['name']}", xlim=(0, None))
+    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[pattern]}")
+    axes[0].legend(fontsize=8, loc="lower right")
     _save(figure, result, path)
 
 

@@ -1,4 +1,4 @@
-"""Peers of slimming as scores in its harness: MODEL.SLIM_SCORE studies.peers:EViT and so on (studies/slimming_peers.yml).
+"""Peers of slimming as scores in its harness, such as MODEL.SLIM_SCORE demo_sdtps.studies.peers:EViT (slimming_peers.yml).
 
 Each drops and merges as its paper says, between two blocks in place of inside one; what training adds there, such as a second
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.

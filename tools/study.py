@@ -12,7 +12,9 @@ A study is a YAML file (see studies/):
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
-missing modalities), `selection: True` (run tools/selection_quality.py).
+missing modalities), `selection: True` (run tools/selection_quality.py), `times: True` (time the variants in turns, and draw
+mAP against operations and times, a curve for those whose names agree up to the first comma). A variant with `weights: NAME` is
+not trained: it evaluates the weights of the variant NAME.
 
 A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
 earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
@@ -34,7 +36,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -42,6 +44,7 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
+from demo_sdtps.benchmarks.variants import seconds_of
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import add_overwrite, positive_int, run
 from demo_sdtps.config.load import read_yaml
@@ -50,7 +53,7 @@ from demo_sdtps.evaluation.operations import count_macs, count_parameters
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.study import as_markdown, draw_costs, draw_results, read_result
+from demo_sdtps.reports.study import as_markdown, draw_costs, draw_curves, draw_results, read_result
 from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
@@ -61,9 +64,10 @@ logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parent.parent
 TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
+CURVES = {"curves.png": draw_curves}
 DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
-            "selection": False, "variants": {}}
-VARIANT_DEFAULTS = {"config": "", "set": {}}
+            "selection": False, "times": False, "variants": {}}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "weights": ""}
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Variant:
     cfg: CfgNode
     arguments: tuple[str, ...]
     folder: Path
+    weights: Path | None = None  # folder of the variant whose weights are evaluated; None: it is trained
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
@@ -100,21 +105,28 @@ def main() -> None:
     output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
-        files = output_files(output, PLOTS, arguments.overwrite)
+        plots = PLOTS | (CURVES if any("inference" in variant for variant in result["variants"]) else {})
+        files = output_files(output, plots, arguments.overwrite)
     else:
         study = read_study(arguments.study)
         seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
         variants = make_variants(study, arguments.opts, arguments.runs)
-        files = output_files(output, [RESULT, *PLOTS], arguments.overwrite)
+        plots = PLOTS | (CURVES if study["times"] else {})
+        files = output_files(output, [RESULT, *plots], arguments.overwrite)
         costs = {variant.name: cost(variant.cfg) for variant in variants}
-        failures = run_all(variants, seeds, arguments.jobs, study)
+        failures: dict[Path, str] = {}
+        for is_trained in (True, False):
+            failures |= run_all([one for one in variants if (one.weights is None) is is_trained], seeds, arguments.jobs, study)
+        if study["times"]:
+            for name, seconds in seconds_of({variant.name: variant.cfg for variant in variants}).items():
+                costs[name] |= seconds
         result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
                   "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
         write_json(files[RESULT], result)
     table = as_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
-    for name, draw in PLOTS.items():
+    for name, draw in plots.items():
         draw(result, files[name])
     print(table, *files.values(), sep="\n")
     if any(variant["failed"] for variant in result["variants"]):
@@ -169,7 +181,12 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
         # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
         key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
         variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
-    return variants
+    folders = {variant.name: variant.folder for variant in variants}
+    sources = [variant["weights"] for variant in study["variants"].values()]
+    for source in filter(None, sources):
+        if source not in folders:
+            raise UserError(f"The study has a variant with the weights of {source!r}, which is none of its variants.")
+    return [replace(variant, weights=folders.get(source)) for variant, source in zip(variants, sources, strict=True)]
 
 
 def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
@@ -213,6 +230,11 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
+    if variant.weights:
+        source = variant.weights / folder.name
+        output = source / f"{variant.folder.name}.json"
+        return [([os.path.relpath(ROOT / "test_net.py"), *arguments, "TEST.WEIGHT", str(source / LAST), "--overwrite", "--json",
+                  str(output)], output)]
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
@@ -238,8 +260,13 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
     found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        found["records"][name] = read_records(folder)
-        found["made_with"][name] = {key: value for key, value in (read_json(folder / RECORD) or {}).items() if key != "command"}
+        if variant.weights:
+            measured = read_json(steps(variant, seed, study)[0][1])
+            found["records"][name] = [{"patterns": measured["cases"][variant.cfg.TEST.MISS]}] if measured else []
+        else:
+            found["records"][name] = read_records(folder)
+        record = read_json(folder / RECORD) or {}
+        found["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
         if folder in failures:
             found["failed"][name] = failures[folder]
             continue
