@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import golden_cases
 import torch
 
-# The tests, and the processes that they start, import demo_sdtps from this checkout, installed or not, by a folder that holds
-# nothing else: a checkout's other folders have common names.
+# The tests, and the processes that they start, import demo_sdtps and studies from this checkout, installed or not, by a folder
+# that holds nothing else: a checkout's other folders have common names.
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [str(ROOT / "tests" / "alone"), *(folder for folder in sys.path if folder not in ("", str(ROOT)))]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
