@@ -7,10 +7,9 @@ import torch
 from numeric import assert_close, generator, tolerance
 from reference import cues as reference_cues
 from reference import slim_scores as reference
-from tiny import ENCODER, pairs, random_images, tiny_cfg, tiny_model
+from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.sdtps import select, take
@@ -132,12 +131,28 @@ def test_the_nearest_patch_is_found_in_float32_under_autocast():
     assert found.sizes.tolist() == [[1, 2]]
 
 
-def test_evit_scores_by_the_class_tokens_attention():
+def test_evit_scores_by_the_mean_over_the_heads():
     _, context = draw(3, has_sizes=False)
     score = make_score("studies.peers:EViT", tiny_cfg(), WIDTH, GRID)
-    assert score.needs_attention and score.attention_queries == CLASS_TOKEN
     *_, attention, _ = exactly(context)
     assert_close(torch.cat(list(score(context).values())), attention, HEADS)
+
+
+@pytest.mark.parametrize(("name", "queries"), [("EViT", slice(1)), ("DiffRate", slice(1)), ("MCTF", slice(None))])
+@torch.no_grad()
+def test_the_attention_is_that_of_the_next_block(name, queries):
+    """Of the class token, for MCTF the mean over all tokens; captured from timm's own attention in its plain form."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", f"studies.peers:{name}").eval()
+    backbone, score, contexts, inputs, seen = model.backbone, model.slimming.scores[0], [], [], []
+    backbone.fused_attention = False
+    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
+    model.slimming.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
+    model.encode(*random_images(5))
+    backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with backbone.ready(torch.device("cpu")):
+        backbone.run_blocks(inputs[0], 1, 2)
+    expected = seen[0][:, :, queries, -LEFT[0]:].double().mean(dim=2)
+    assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
