@@ -123,7 +123,7 @@ class ToMe(Matching):
     def goals(self, drop: int, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         unit = directions(context.keys[context.modality])
         closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         source = closest.argsort(dim=1, descending=True, stable=True)[:, :drop]
         return goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
 
@@ -142,7 +142,7 @@ class MCTF(Matching):
         cost = seen ** INFORMATION * sizes ** SIZE
         alike = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2) + 1) / 2
         weight = alike / (cost[:, ::2, None] * cost[:, None, 1::2])
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         best, partner = weight.max(dim=2)
         source = best.argsort(dim=1, descending=True, stable=True)[:, :drop // 2]
         goal = goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
