@@ -53,8 +53,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "ViT-B-16": (Setting("saliency", (4,), (0.5,)), Setting("saliency", (4, 8), (0.5, 0.5)),
-                 Setting("saliency", (2, 5), (0.5, 0.5)), Setting("attention", (2, 5), (0.5, 0.5)),
-                 Setting("supervised", (2, 5), (0.5, 0.5))),
+                 Setting("saliency", (2, 5), (0.5, 0.5)), Setting("supervised", (2, 5), (0.5, 0.5))),
     "vit_base_patch16_224": (Setting("saliency", (2, 5), (0.5, 0.5)),),
 }
 

@@ -114,10 +114,10 @@ KEYS = (
         "your own"),
     Key("MODEL.SLIM_SHARED", True, "keep the same positions in all modalities, by the sum of the scores of those present; "
         "False: each its own"),
-    Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS into one extra token; with SLIM_SCORE tome "
-        "each into the patch most like it"),
-    Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks, "
-        "and of self_supervised against pseudo-masks", *NOT_NEGATIVE),
+    Key("MODEL.SLIM_MERGE", True, "merge the dropped patches of each of SLIM_BLOCKS as the score says, by default into one "
+        "extra token"),
+    Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised "
+        "against pseudo-masks", *NOT_NEGATIVE),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch "
         "selection)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),

@@ -19,7 +19,7 @@ from demo_sdtps.modeling.slimming import check_stages
 from demo_sdtps.modeling.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest
 
-SCORES = ("saliency", "attention", "distinctness", "border", "editor", "random", "supervised", "self_supervised")
+SCORES = ("saliency", "distinctness", "border", "random", "supervised", "self_supervised")
 """Scores that need neither a configuration nor the size of the grid."""
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -70,8 +70,9 @@ def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], 
     for scorer in scores:
         name = type(scorer).__name__
         if scorer.needs_sizes:
-            raise UserError(f"score is {name}, whose merged tokens weigh more in attention, which other blocks than this "
-                            "project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's model.")
+            raise UserError(f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
+                            "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
+                            "model.")
         if scorer.needs_attention and not all(tower.has_class for tower in towers):
             raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
                             "class token; choose another score, such as saliency.")
@@ -123,7 +124,7 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower
 
 
 def _named(name: object, tower: Tower) -> Score:
-    if name not in (*SCORES, "tome"):  # which is refused with its own reason
+    if name not in SCORES:
         raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
                         f"{nearest(name, SCORES)}.")
     return resolve_name(ENTRIES[str(name)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE)

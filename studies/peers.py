@@ -32,8 +32,8 @@ def directions(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def merge_into(tokens: Tokens, slimmed: Tokens, decision: torch.Tensor, goal: torch.Tensor, weights: torch.Tensor) -> Tokens:
-    """`slimmed` with the dropped patches merged into kept ones: patch i of n becomes a part of patch goal[i], (B, n) int64, which
-    for a kept one is i. The means have `weights` (B, n); a patch of weight 0 is pruned. There is no extra token."""
+    """`slimmed` with the dropped patches merged into kept ones: patch i of n becomes a part of patch goal[i], (B, n) int64,
+    which for a kept one is i. The means have `weights` (B, n); a patch of weight 0 is pruned. There is no extra token."""
     count, left = goal.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
     slot = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)  # place of the goal among the kept
     sizes = torch.ones_like(weights) if tokens.sizes is None else tokens.sizes[:, -count:]
@@ -48,17 +48,24 @@ def merge_into(tokens: Tokens, slimmed: Tokens, decision: torch.Tensor, goal: to
 
 
 class EViT(Score):
-    """Attention of the class token, mean over the heads (Liang et al., ICLR 2022); the dropped become one extra token."""
+    """Attention of the class token, mean over the heads (Liang et al., ICLR 2022); the sum of the dropped patches, weighted by
+    it, is an extra token."""
 
     needs_attention = True
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return mean_attention(context.attention[context.modality])
 
+    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
+        with torch.autocast(score.device.type, enabled=False):
+            weights = (score * (decision <= 0)).unsqueeze(1)
+            extra = (weights @ tokens.patches(score.shape[1]).float()).to(slimmed.values.dtype)
+        return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
+
 
 class DiffRate(EViT):
-    """DiffRate (Chen et al., ICCV 2023) at fixed rates: of the patches to drop, in the order of the class token's attention, the
-    worse half is pruned, and each of the better half becomes part of the kept patch that is most similar to it."""
+    """DiffRate (Chen et al., ICCV 2023) at fixed rates: of the patches to drop, in the order of the class token's attention,
+    the worse half is pruned, and each of the better half becomes part of the kept patch that is most similar to it."""
 
     needs_sizes = True
 
@@ -66,12 +73,13 @@ class DiffRate(EViT):
         kept, count = decision > 0, score.shape[1]
         left = slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
         places = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        unit = directions(tokens.patches(count))
-        nearest = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf).argmax(dim=-1)
+        with torch.autocast(score.device.type, enabled=False):
+            unit = directions(tokens.patches(count))
+            nearest = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf).max(dim=-1).indices
         goal = torch.where(kept, torch.arange(count, device=kept.device), nearest)
         sizes = torch.ones_like(score) if tokens.sizes is None else tokens.sizes[:, -count:]
-        is_merged = places < left + (count - left + 1) // 2
-        return merge_into(tokens, slimmed, decision, goal, sizes * is_merged)
+        last = count - (count - left) // 2 - 1  # place of the last one that is not pruned
+        return merge_into(tokens, slimmed, decision, goal, sizes * (places <= last))
 
 
 class Matching(Score):
@@ -109,7 +117,7 @@ class Matching(Score):
 
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
         own = torch.arange(score.shape[1], device=score.device)
-        goal = torch.where(score < 0, -1 - score.long(), own)
+        goal = torch.where(score <= -1, -1 - score.long(), own)
         return merge_into(tokens, slimmed, decision, goal, self.weights(tokens, context))
 
 
@@ -122,7 +130,7 @@ class ToMe(Matching):
     def goals(self, drop: int, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         unit = directions(context.keys[context.modality])
         closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         source = closest.argsort(dim=1, descending=True, stable=True)[:, :drop]
         return goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
 
@@ -141,14 +149,14 @@ class MCTF(Matching):
         cost = seen ** INFORMATION * sizes ** SIZE
         alike = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2) + 1) / 2
         weight = alike / (cost[:, ::2, None] * cost[:, None, 1::2])
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
         best, partner = weight.max(dim=2)
         source = best.argsort(dim=1, descending=True, stable=True)[:, :drop // 2]
-        goal.scatter_(1, 2 * source, 2 * partner.gather(1, source) + 1)
+        goal = goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
         gone = torch.zeros_like(best).scatter(1, source, 1.0) > 0
         best, partner = weight.masked_fill(gone.unsqueeze(2), -torch.inf).max(dim=1)
         source = best.argsort(dim=1, descending=True, stable=True)[:, :drop - drop // 2]
-        goal.scatter_(1, 2 * source + 1, 2 * partner.gather(1, source))
+        goal = goal.scatter(1, 2 * source + 1, 2 * partner.gather(1, source))
         return goal.gather(1, goal)  # from A by way of B to A
 
     def weights(self, tokens: Tokens, context: Context) -> torch.Tensor:

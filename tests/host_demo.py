@@ -30,7 +30,7 @@ CASES = {
     "slimmed CLIP, HDM, ATM": STAGES,
     "slimmed CLIP, HDM, overlapping patches, n missing": [*MISSING, *STAGES],
     "slimmed CLIP, own sets by distinctness": [*OFF, *STAGES, *OWN, "distinctness"],
-    "slimmed ImageNet, own sets by attention": [*IMAGENET, *STAGES, *OWN, "attention"],
+    "slimmed ImageNet, own sets by attention": [*IMAGENET, *STAGES, *OWN, "demo_sdtps.studies.peers:EViT"],
 }
 
 

@@ -12,7 +12,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.scores import make_score
 from demo_sdtps.modeling.scores.base import Context
 
-WIDTH, GRID, HEADS = 24, (5, 2), 3
+WIDTH, GRID = 24, (5, 2)
 GUIDED = (WIDTH, WIDTH, 4, WIDTH, WIDTH // 4)
 """Lengths of the sums in the score of SDTPS: norms, cosines, their sum, MLP."""
 SPAN = 4
@@ -21,11 +21,11 @@ SPAN = 4
 
 def context_of(seed, batch=3):
     draws = generator(seed)
-    tokens, class_tokens, attention = ({modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
-                                       for shape in ((10, WIDTH), (WIDTH,), (HEADS, 10)))
+    tokens, class_tokens = ({modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
+                            for shape in ((10, WIDTH), (WIDTH,)))
     for part in tokens.values():
         part.requires_grad_()
-    return Context(tokens, class_tokens, GRID, attention={name: part.softmax(dim=-1) for name, part in attention.items()})
+    return Context(tokens, class_tokens, GRID)
 
 
 def score_of(name, seed=1, *opts):
@@ -55,13 +55,6 @@ def test_a_patch_unlike_the_others_is_distinct():
     tokens[0, 3], tokens[1, 7] = -1, -5
     context = Context({"NI": tokens}, {"NI": tokens[:, 0]}, GRID)
     assert score_of("distinctness").scores(context)["NI"].argmax(dim=1).tolist() == [3, 7]
-
-
-def test_attention():
-    context, score = context_of(3), score_of("attention")
-    assert score.needs_attention and not score_of("distinctness").needs_attention
-    for modality, found in score.scores(context).items():
-        assert_close(found, one_by_one(cues.mean_attention, context.attention[modality]), HEADS)
 
 
 @pytest.mark.parametrize("missing", [(), ("NI",), ("RGB", "TI")], ids=str)

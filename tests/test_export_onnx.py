@@ -20,7 +20,7 @@ SLIM = ("MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_KEE
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {"SDTPS": (), "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "saliency"),
           "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised"),
-          "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "tome")}
+          "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:ToMe", "MODEL.SLIM_SHARED", False)}
 
 
 @pytest.mark.slow

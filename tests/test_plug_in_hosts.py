@@ -19,6 +19,7 @@ import demo_sdtps
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.errors import UserError
 
+EVIT = "demo_sdtps.studies.peers:EViT"
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]
 SUMS = (*sums_of_a_backbone(WIDTH, 2, PATCHES, DEPTH, PATCH), PATCHES, PATCHES, 9 * WIDTH, PATCHES)
 """Lengths of the sums (numeric.py) from images to features: the tower, merges by two stages, a convolution, its mean."""
@@ -137,7 +138,7 @@ def attention_by_hand(tower, follow, first):
     *((name, "r", False, True, "saliency") for name in ("MDReID", "TOPReID")),
     *((name, "r", True, True, "saliency") for name in ("UGG", "MDReID", "IDEA", "TOPReID")),
     *((name, "", False, False, "saliency") for name in ("UGG", "MFRNet", "HAPE", "IDEA", "TOPReID")),
-    *((name, "", False, True, "attention") for name in SLIMMED), ("MFRNet", "", False, False, "attention")])
+    *((name, "", False, True, EVIT) for name in SLIMMED), ("MFRNet", "", False, False, EVIT)])
 def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, score):
     """Which patches each modality keeps: the same, but for towers of their own, the first's; those that miss have no vote.
     In training the host's own loss, and its gradient."""
@@ -239,7 +240,8 @@ REFUSED = {
     "EDITOR": [("EDITOR", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}, "it multiplies the attention of all blocks")],
     "masks": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "supervised"},
                "which reads foreground masks, but the loader of STMI has none")],
-    "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "tome"}, "whose merged tokens weigh more")],
+    "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "demo_sdtps.studies.peers:ToMe"},
+                "whose merged tokens weigh more")],
     "blocks": [("UGG", {"SLIM_BLOCKS": [4], "SLIM_KEEP": [0.5]}, "has 4 blocks")],
 }
 

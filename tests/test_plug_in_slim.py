@@ -85,8 +85,8 @@ def features(model, given=None):
 
 
 @pytest.mark.parametrize("opts", [
-    [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_MERGE", False], [*CLIP, *OWN, "attention"],
-    [*IMAGENET, *OWN, "attention", "MODEL.GLOBAL_LOCAL", False], [*IMAGENET, *OWN, "distinctness"],
+    [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_MERGE", False], [*CLIP, *OWN, "demo_sdtps.studies.peers:EViT"],
+    [*IMAGENET, *OWN, "demo_sdtps.studies.peers:EViT", "MODEL.GLOBAL_LOCAL", False], [*IMAGENET, *OWN, "distinctness"],
     [*IMAGENET, "TEST.MISS", "rt", *FUSED]], ids=lambda opts: " ".join(map(str, opts[1:])))
 def test_features_are_those_of_our_model(build, ours, opts):
     opts = [*STAGES, *opts]

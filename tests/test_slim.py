@@ -6,6 +6,7 @@ import torch
 from slim_models import (
     CASES,
     DEPTH,
+    GRID,
     WIDTH,
     attention,
     by_saliency,
@@ -19,6 +20,8 @@ from slim_models import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import demo_sdtps
+from demo_sdtps.modeling.scores.base import Score
+from demo_sdtps.studies.peers import EViT
 
 pytestmark = pytest.mark.numeric
 
@@ -31,8 +34,7 @@ def case(request):
 
 
 def of_library(case, score, blocks, keep, **settings):
-    slow_scores = {"saliency": by_saliency(case),
-                   "attention": lambda model, images: attention, "distinctness": lambda model, images: distinctness,
+    slow_scores = {"saliency": by_saliency(case), "distinctness": lambda model, images: distinctness,
                    "supervised": lambda model, images: supervised(model)}
     return compare(case, score, blocks, keep, slow_scores[score], **settings)
 
@@ -46,8 +48,14 @@ def test_by_distinctness_from_the_input_on(case):
     of_library(case, "distinctness", (0, 2), (0.7, 0.5))
 
 
+class ByAttention(EViT):
+    """With the extra token of other scores."""
+
+    merge = Score.merge
+
+
 def test_by_the_attention_that_the_next_block_computes(case):
-    of_library(case, "attention", (0, 2), (0.6, 0.5))
+    compare(case, ByAttention(WIDTH, case.grid), (0, 2), (0.6, 0.5), lambda model, images: attention)
 
 
 @pytest.mark.parametrize("merge", [True, False])
@@ -56,7 +64,7 @@ def test_by_a_score_with_weights(case, merge):
     assert of_library(case, "supervised", (1, 2), (0.6, 0.5), merge=merge) == merge
 
 
-@pytest.mark.parametrize("score", ["saliency", "attention"])
+@pytest.mark.parametrize("score", ["saliency", EViT(WIDTH, GRID)], ids=["saliency", "EViT"])
 def test_keeping_all_is_the_dense_model(case, score):
     """Bit by bit, as no token moves; gradients too."""
     for restore in (True, False):

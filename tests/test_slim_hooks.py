@@ -11,11 +11,12 @@ import torch
 from numeric import generator
 from plug_in_host import replicas_of
 from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
-from slim_models import CASES, by_saliency, compare, slim_both
+from slim_models import CASES, GRID, WIDTH, by_saliency, compare, slim_both
 from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError
+from demo_sdtps.studies.peers import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 PATCHES = ROWS * COLUMNS
@@ -220,8 +221,8 @@ def test_two_towers_of_one_model(name):
 
     both, images, small = Both().double().eval(), CASES[name].draw(), CASES["timm, DINOv3"].draw()
     parts = copy.deepcopy(both)
-    demo_sdtps.slim(both, *STAGES, "attention")
+    demo_sdtps.slim(both, *STAGES, EViT(WIDTH, GRID))
     one, other = both(images, small)
     for found, part, case, given in ((one, parts.one, CASES[name], images), (other, parts.other, CASES["timm, DINOv3"], small)):
-        demo_sdtps.slim(part, *STAGES, "attention")
+        demo_sdtps.slim(part, *STAGES, EViT(WIDTH, GRID))
         assert torch.equal(found, case.call(part, given))

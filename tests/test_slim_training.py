@@ -9,13 +9,14 @@ import two_slim_processes
 from launch import torchrun
 from numeric import assert_close, generator, seeded
 from slim_host import Host, Segmenter, Tower, case_of, host_case
-from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
+from slim_models import CASES, DEPTH, GRID, HEADS, PATH, WIDTH, slim_both
 from test_sdtps import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch.utils.checkpoint import checkpoint
 
 import demo_sdtps
 from demo_sdtps.config import UserError
+from demo_sdtps.studies.peers import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 BACK = (*PATH, *PATH)
@@ -172,7 +173,7 @@ def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks):
 
 
 @pytest.mark.parametrize("name", ["timm", "timm, rotary", "open_clip", "DINOv2, registers"])
-@pytest.mark.parametrize("score", ["saliency", "supervised", "attention"])
+@pytest.mark.parametrize("score", ["saliency", "supervised", EViT(WIDTH, GRID)], ids=["saliency", "supervised", "EViT"])
 def test_half_precision_runs_and_is_near(name, score):
     _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)
     model, images = model.float().train(), CASES[name].draw().float()

@@ -75,7 +75,7 @@ def slow_score(name, backbone, slimming):
         first = len(image.prefix)
         return slow_cues.mean_attention(weights[:, 0, first:first + len(image.patches)].detach())
 
-    return {"distinctness": distinctness, "supervised": supervised, "attention": attention}[name]
+    return {"distinctness": distinctness, "supervised": supervised, "demo_sdtps.studies.peers:EViT": attention}[name]
 
 
 def slow(cfg, backbone, slimming, images, stages):
@@ -86,7 +86,8 @@ def slow(cfg, backbone, slimming, images, stages):
         triplet = {modality: tokens[row] for modality, tokens in inputs.items()}
         found.append(reference.slimmed(backbone, triplet, list(cfg.MODEL.SLIM_BLOCKS), cfg.MODEL.SLIM_KEEP,
                                        slow_score(cfg.MODEL.SLIM_SCORE, backbone, slimming), cfg.MODEL.SLIM_SHARED,
-                                       cfg.MODEL.SLIM_MERGE, nudge=partial(nudge, stages, row)))
+                                       cfg.MODEL.SLIM_MERGE, nudge=partial(nudge, stages, row),
+                                       weigh=list if cfg.MODEL.SLIM_SCORE.endswith("EViT") else None))
     return found
 
 
@@ -101,7 +102,7 @@ def gradients(outputs, probes, parameters):
 
 
 CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
-CASES += [(name, "[0,2]", "[0.7,0.5]", "attention", False, True) for name in BACKBONES]
+CASES += [(name, "[0,2]", "[0.7,0.5]", "demo_sdtps.studies.peers:EViT", False, True) for name in BACKBONES]
 CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
           for shared in (True, False) for merge in (True, False)]
 CASES += [(EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False), (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True)]
@@ -273,8 +274,8 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
-    with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is 'attention', which reads .* \(ParallelScalingBlock\)"):
-        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "attention")
+    with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is '.*:EViT', which reads .* \(ParallelScalingBlock\)"):
+        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
 
 

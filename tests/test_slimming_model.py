@@ -30,12 +30,19 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-EVERY_SCORE = pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
-                                                for score in SCORES])
+CHOOSING, MERGING = (tuple(f"demo_sdtps.studies.peers:{name}" for name in names) for names in (("EViT", "Editor"),
+                                                                                     ("DiffRate", "ToMe", "MCTF")))
+"""Peers that make an extra token, and others."""
+
+
+def every(*scores):
+    return pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
+                                             for score in scores])
 
 
 def slim_model(score="distinctness", *opts):
-    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *opts)
+    shared = () if score not in MERGING else ("MODEL.SLIM_SHARED", "False")
+    return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
 
 
 def with_masks(images, seed=0):
@@ -66,20 +73,18 @@ def alike(one, other, score):
             for row in (found & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten():
                 scores = stage.score[name][row]
                 order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
-                # editor's scores are twice a rank.
-                allowed = 2 if score == "editor" else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                # EDITOR's scores are twice a rank.
+                allowed = 2 if score.endswith(":Editor") else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
                 found[row] = False
     return found
 
 
-@EVERY_SCORE
+@every(*SCORES, *CHOOSING)
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    shared = score not in ("supervised", "tome")
-    # What tome merges into which patch is not recorded, and depends on roundings where two are equally alike.
-    model = trained(slim_model(score, "MODEL.SLIM_SHARED", shared, "MODEL.SLIM_MERGE", score != "tome", *FUSION)).double()
+    model = trained(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = model.encode_cases(images, cameras, CASES)
@@ -234,7 +239,7 @@ def test_a_mean_mask_of_places_that_are_seldom_foreground():
     assert_close(found, torch.full_like(found, 0.25), 4 * 3)
 
 
-@EVERY_SCORE
+@every(*SCORES, *CHOOSING, *MERGING)
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
     model = slim_model(score, *FUSION).train()
@@ -246,7 +251,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     assert gradient.shape == (4, 3, 64, 32)
 
 
-@EVERY_SCORE
+@every(*SCORES, *CHOOSING, *MERGING)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = trained(slim_model(score))
@@ -277,7 +282,7 @@ def test_frozen_backbones_leave_the_heads_to_learn():
 
 
 def test_slimming_saves_operations_and_adds_nothing_without_blocks():
-    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "attention")
+    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:EViT")
     models = [make_model(cfg, CLASSES, CAMERAS) for cfg in (dense, slim)]
     macs = [count_macs(cfg, model)[""] for cfg, model in zip((dense, slim), models, strict=True)]
     assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
@@ -287,7 +292,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @pytest.mark.slow
 @IN_THE_COMPILER
 @COMPILES
-@pytest.mark.parametrize("score", ["attention", "supervised"])
+@pytest.mark.parametrize("score", ["demo_sdtps.studies.peers:EViT", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
     eager, compiled = (trained(slim_model(score)) for _ in range(2))
     compiled.backbone.compile_blocks()

@@ -15,6 +15,7 @@ from torchvision.models.vision_transformer import ConvStemConfig
 
 import demo_sdtps
 from demo_sdtps.config import UserError
+from demo_sdtps.studies.peers import EViT, ToMe
 
 KNOWN = ("timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2")
 NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of another one by blocks_at."
@@ -98,16 +99,15 @@ def test_stems_of_convolutions():
 
 def test_attention_without_a_class_token():
     model = timm_model("test_vit", class_token=False, global_pool="avg")
-    for score, name in (("attention", "Attention"), ("editor", "Editor")):
-        refused(model, f"score is {name}, which reads the attention of the class token, but VisionTransformer has no class "
-                       "token; choose another score, such as saliency.", (1,), (0.5,), score)
+    refused(model, "score is EViT, which reads the attention of the class token, but VisionTransformer has no class token; "
+                   "choose another score, such as saliency.", (1,), (0.5,), EViT(32, (4, 4)))
     slimmed = demo_sdtps.slim(model, (1,), (0.5,))
     assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4, 32)
 
 
 def test_attention_that_is_computed_in_another_way():
-    refused(Tower(), "score is 'Attention', which reads the keys of a block, but the attention of this backbone's blocks "
-                     "(Block) is computed in another way; choose another score or backbone.", (1,), (0.5,), "attention",
+    refused(Tower(), "score is 'EViT', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
+                     "computed in another way; choose another score or backbone.", (1,), (0.5,), EViT(32, (4, 4)),
             blocks_at="blocks")
 
 
@@ -133,7 +133,7 @@ def test_a_model_that_is_slimmed():
         demo_sdtps.unslim(demo_sdtps.unslim(model))
 
 
-SCORES = "'saliency' or 'attention' or 'distinctness' or 'border' or 'editor' or 'random' or 'supervised', or a Score"
+SCORES = "'saliency' or 'distinctness' or 'border' or 'random' or 'supervised', or a Score"
 DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
          "these.")
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
@@ -151,8 +151,9 @@ BOTH = "but there must be increasing blocks and one share for each, such as (2, 
     ({"keep": (1.5, 0.5)}, "keep is (1.5, 0.5), but each share must be above 0 and at most 1."),
     ({"keep": (float("nan"), 0.5)}, "keep is (nan, 0.5), but each share must be above 0 and at most 1."),
     ({"score": "salience"}, f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'."),
-    ({"score": "tome"}, "score is ToMe, whose merged tokens weigh more in attention, which other blocks than this project's "
-                        "do not know; choose another score, or use MODEL.SLIM_SCORE of this project's model."),
+    ({"score": ToMe(32, (2, 2))}, "score is ToMe, whose merged tokens weigh more in attention (needs_sizes), which other "
+                                  "blocks than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of "
+                                  "this project's model."),
     ({"score": None}, f"score is None, but it must be {SCORES}."),
     ({"blocks": 2}, f"blocks is 2 and keep (0.5, 0.5), {BOTH}"),
     ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),

@@ -24,7 +24,7 @@ from demo_sdtps.reports.figures import plt, save
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
-DEFAULT_SCORES = ("saliency", "distinctness", "attention", "random")
+DEFAULT_SCORES = ("saliency", "distinctness", "random")
 SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)))
 """Depths after which patches are dropped and what is kept of them there: about 0.75, 0.65, 0.5 and 0.4 of the operations."""
 

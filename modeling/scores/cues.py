@@ -15,11 +15,6 @@ def distinctness(tokens: torch.Tensor) -> torch.Tensor:
     return 1 - cosines(tokens, tokens.detach().float().mean(dim=-2).unsqueeze(0))[0]
 
 
-def mean_attention(attention: torch.Tensor) -> torch.Tensor:
-    """Mean over the heads of attention weights (B, heads, N) → (B, N) float32, without gradient (EViT, ICLR 2022)."""
-    return attention.detach().float().mean(dim=1)
-
-
 def at_border(positions: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """Whether each of the places `positions` (…) of a grid of (rows, columns), row by row, is at its border; (…) bool."""
     row, column = positions // grid[1], positions % grid[1]
@@ -31,15 +26,6 @@ class Distinctness(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return distinctness(tokens)
-
-
-class Attention(Score):
-    """`mean_attention` of the own modality's class token; needs `Context.attention`."""
-
-    needs_attention = True
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return mean_attention(context.attention[context.modality])
 
 
 class Border(Score):

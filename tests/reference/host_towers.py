@@ -16,8 +16,9 @@ NAMES = ("RGB", "NI", "TI")
 
 class Slow:
     """Slimming by hand, image by image: before block `blocks[k]` call i of a tower keeps the share `keep[k]` by scores[i]
-    (B, N) of the grid, or by scores(index, tokens) (B, L), and the dropped ones become an extra token; behind the last block
-    the extra tokens go, or the grid comes back."""
+    (B, N) of the grid, or by scores(index, tokens) (B, L), and the dropped ones become an extra token, their mean by the
+    softmax of the scores, or the sum weighted by what scores() gives; behind the last block the extra tokens go, or the grid
+    comes back."""
 
     def __init__(self, blocks, keep, scores, prefix=1, suffix=0, restore=False, tokens_first=True):
         self.shares, self.scores, self.prefix, self.suffix = dict(zip(blocks, keep, strict=True)), scores, prefix, suffix
@@ -50,7 +51,8 @@ class Slow:
             ranked = sorted(patches, key=lambda place: -score[place])
             count = ceil(len(ranked) * self.shares[index])
             held |= patches
-            weights = torch.tensor([score[place] for place in ranked[count:]]).softmax(0)
+            weights = torch.tensor([score[place] for place in ranked[count:]])
+            weights = weights if callable(self.scores) else weights.softmax(0)
             extras.append(sum(weight * patches[place] for weight, place in zip(weights.float(), ranked[count:], strict=True)))
             patches = {place: patches[place] for place in sorted(ranked[:count])}
         if index == DEPTH:

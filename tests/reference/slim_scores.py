@@ -1,4 +1,4 @@
-"""Scores of slimming and what they do with dropped patches, one image and one patch at a time (docs/method.md)."""
+"""Peers of slimming, one image and one patch at a time, as their papers describe them (studies/peers.py)."""
 import torch
 
 
@@ -6,24 +6,70 @@ def cosine(one, other):
     return one @ other / (one @ one * (other @ other)) ** 0.5
 
 
-def merged(patches, sizes, keys, count, dropped=None):
-    """ToMe (Bolya et al., ICLR 2023, section 3) of one image: patches (N, C), their sizes (N,) and keys (N, D) → `count` of
-    them, their sizes, and the places of those that were merged into another. `dropped` places are taken where they are given.
-    """
-    groups = [[place] for place in range(len(patches))]
-    best = {}
-    for place in range(0, len(patches), 2):
-        likeness = {other: float(cosine(keys[place], keys[other])) for other in range(1, len(patches), 2)}
-        partner = max(likeness, key=likeness.get)
-        best[place] = likeness[partner], partner
-    if dropped is None:
-        dropped = sorted(best, key=lambda place: best[place][0])[len(best) - (len(patches) - count):]
-    for place in dropped:
-        groups[best[place][1]].append(place)
-        groups[place] = []
-    groups = [group for group in groups if group]
-    means = [sum(sizes[place] * patches[place] for place in group) / sum(sizes[place] for place in group) for group in groups]
-    return torch.stack(means), torch.stack([sum(sizes[place] for place in group) for group in groups]), set(dropped)
+def means(patches, weights, groups):
+    """The mean of each group of places of patches (N, C), with weights (N,)."""
+    return torch.stack([sum(weights[place] * patches[place] for place in group) / sum(weights[place] for place in group)
+                        for group in groups])
+
+
+def totals(sizes, groups):
+    return [float(sum(sizes[place] for place in group)) for group in groups]
+
+
+def tome(keys, count):
+    """ToMe (Bolya et al., ICLR 2023, section 3): keys (N, D) → `count` groups of places, each with the one that stays first,
+    ascending by it."""
+    likeness = {(one, other): float(cosine(keys[one], keys[other])) for one in range(0, len(keys), 2)
+                for other in range(1, len(keys), 2)}
+    partner = {one: best(range(1, len(keys), 2), lambda other, one=one: likeness[one, other])
+               for one in range(0, len(keys), 2)}
+    sources = sorted(partner, key=lambda one: -likeness[one, partner[one]])[:len(keys) - count]
+    return groups_of(len(keys), {one: partner[one] for one in sources})
+
+
+def pair_weights(patches, attention, sizes):
+    """MCTF's weight of each pair of patches (N, C) of A and B, with the attention that each gets and its size, (N,)."""
+    return {(one, other): float((cosine(patches[one], patches[other]) + 1) / 2
+                                * (1 / (attention[one] * attention[other])) ** (1 / 20)
+                                * (1 / (sizes[one] * sizes[other])) ** (1 / 40))
+            for one in range(0, len(patches), 2) for other in range(1, len(patches), 2)}
+
+
+def mctf(patches, attention, sizes, count):
+    """MCTF (Lee et al., CVPR 2024, section 4) → groups as those of `tome`."""
+    weight, drop = pair_weights(patches, attention, sizes), len(patches) - count
+    first, second = (list(range(start, len(patches), 2)) for start in (0, 1))
+    goal = {}
+    partner = {one: best(second, lambda other, one=one: weight[one, other]) for one in first}
+    for one in sorted(first, key=lambda one: -weight[one, partner[one]])[:drop // 2]:
+        goal[one] = partner[one]
+    left = [one for one in first if one not in goal]
+    partner = {other: best(left, lambda one, other=other: weight[one, other]) for other in second}
+    for other in sorted(second, key=lambda other: -weight[partner[other], other])[:drop - drop // 2]:
+        goal[other] = partner[other]
+    return groups_of(len(patches), goal)
+
+
+def diffrate(patches, attention, count):
+    """DiffRate (Chen et al., ICCV 2023) at fixed rates, by the class token's attention (N,) → groups as those of `tome`, in
+    which pruned patches are not."""
+    order = sorted(range(len(patches)), key=lambda place: -float(attention[place]))
+    kept, rest = order[:count], order[count:]
+    goal = {place: best(kept, lambda other, place=place: float(cosine(patches[place], patches[other])))
+            for place in rest[:(len(rest) + 1) // 2]}
+    return groups_of(len(patches), goal, rest[len(goal):])
+
+
+def best(places, value):
+    return max(places, key=value)
+
+
+def groups_of(count, goal, pruned=()):
+    """Groups of `count` places of which some move to a `goal`, those that have moved to one that moves too with it."""
+    groups = {place: [place] for place in range(count) if place not in goal and place not in pruned}
+    for place, other in goal.items():
+        groups[goal.get(other, other)].append(place)
+    return list(groups.values())
 
 
 def haar_energy(channel):

@@ -19,7 +19,8 @@ class Image:
         return [*self.prefix, *self.patches.values(), *self.extras]
 
 
-def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=(), nudge=lambda stage, modality, place: 0.0):
+def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=(), nudge=lambda stage, modality, place: 0.0,
+            weigh=None):
     """One triplet {modality: tokens (P + N, C) before the first block} → images {modality: Image} after the last block's norm
     and projection, and by stage {modality: kept places}. `score(stage, modality, images)` → one number per patch.
     `nudge`s are added where the best are chosen: they decide between scores that are equal but for roundings."""
@@ -36,23 +37,31 @@ def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=(), 
                 present = [modality for modality in images if modality not in missing]
                 total = {place: sum(scores[modality][place] for modality in present) for place in scores[present[0]]}
                 scores = dict.fromkeys(images, total)
-            images = {modality: dropped(image, scores[modality], shares[stage], merge, partial(nudge, stage, modality))
+            images = {modality: dropped(image, scores[modality], shares[stage], merge, partial(nudge, stage, modality),
+                                         weigh or softmax)
                       for modality, image in images.items()}
             kept.append({modality: list(image.patches) for modality, image in images.items()})
         images = {modality: run_block(vit, index, image) for modality, image in images.items()}
     return {modality: finished(backbone, image) for modality, image in images.items()}, kept
 
 
-def dropped(image, scores, share, merge, nudge):
-    """The best patches, and the mean of the others by the softmax of their scores."""
+def softmax(scores):
+    """The softmax of a list of scores."""
+    most = max(float(torch.as_tensor(score).detach()) for score in scores)
+    weights = [torch.exp(torch.as_tensor(score - most)) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def dropped(image, scores, share, merge, nudge, weigh=softmax):
+    """The best patches, and the sum of the others with the weights that `weigh` makes of their scores."""
     keep = math.ceil(share * len(image.patches) - 1e-6)
     values = {place: float(torch.as_tensor(score).detach()) + nudge(place) for place, score in scores.items()}
     ranked = sorted(image.patches, key=lambda place: -values[place])
     best, others = sorted(ranked[:keep]), ranked[keep:]
     extras = list(image.extras)
     if merge and others:
-        weights = [torch.exp(torch.as_tensor(scores[place] - max(values[other] for other in others))) for place in others]
-        extras.append(sum(weight * image.patches[place] for weight, place in zip(weights, others, strict=True)) / sum(weights))
+        weights = weigh([scores[place] for place in others])
+        extras.append(sum(weight * image.patches[place] for weight, place in zip(weights, others, strict=True)))
     return Image(image.prefix, {place: image.patches[place] for place in best}, extras)
 
 
