@@ -25,7 +25,7 @@ SCORES = ("saliency", "distinctness", "border", "random", "supervised", "self_su
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (0.5, 0.5),
+def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (0.4, 0.5),
          score: str | Score | Sequence[str | Score] = "saliency", *, merge: bool = True, restore: bool = False,
          shared: bool | str = True, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0) -> Model:
     """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
@@ -50,7 +50,7 @@ def slim(model: Model, blocks: Sequence[int] = (2, 5), keep: Sequence[float] = (
     if not (isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)) \
             or list(blocks) != sorted(set(blocks)):
         raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
-                        "as (2, 5) and (0.5, 0.5).")
+                        "as (0, 4) and (0.4, 0.5).")
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)
@@ -103,7 +103,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     losses = [loss for module in model.modules() if isinstance(module, Slim) for loss in module.state.losses]
     if not losses:
         raise UserError("The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
-                        "(B, 1, H, W), and slim it by a score that learns, such as supervised.")
+                        "(B, 1, H, W), and slim it by a score that learns: supervised, or self_supervised, without masks.")
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
 
