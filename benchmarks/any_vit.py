@@ -15,30 +15,30 @@ from demo_sdtps.modeling.inference import evaluating
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224", "CLIP ViT-B/16": "vit_base_patch16_clip_224",
           "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2"}
 SIZE, BATCH = 224, 8
-SETTINGS = ((2, 5), (4, 8))
-HALVES = (0.5, 0.5)
+SETTINGS = (((0, 4), (0.4, 0.5)), ((2, 5), (0.5, 0.5)))  # blocks and shares
 TOME = {"ViT-S/16, r = 13, off the shelf": (953, 1564), "ViT-B/16, r = 13, off the shelf": (309, 511),
         "ViT-B/16, r = 16, trained with it": (309, 603)}
 """Images per second on a V100 without and with ToMe, as its authors report them (README of facebookresearch/ToMe)."""
 
 
 def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Multiply-accumulates and images per second in float32 of half the patches after each of two blocks."""
+    """Multiply-accumulates and images per second in float32 of SETTINGS."""
     for name, architecture in list(MODELS.items())[:1 if quick else None]:
         torch.manual_seed(0)
         dense = timm.create_model(architecture, img_size=SIZE, num_classes=0)
-        cases: dict[tuple[int, ...], nn.Module] = {(): dense}
-        cases |= {blocks: demo_sdtps.slim(copy.deepcopy(dense), blocks, HALVES) for blocks in SETTINGS}
-        operations = {blocks: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),)) for blocks, model in cases.items()}
+        cases: dict[tuple, nn.Module] = {(): dense}
+        cases |= {setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in SETTINGS}
+        operations = {setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),)) for setting, model in cases.items()}
         images = torch.randn(2 if quick else BATCH, 3, SIZE, SIZE, device=device)
-        works: dict[tuple[int, ...], Callable[[], object]] = {blocks: partial(features, model.to(device), images)
-                                                              for blocks, model in cases.items()}
+        works: dict[tuple, Callable[[], object]] = {setting: partial(features, model.to(device), images)
+                                                    for setting, model in cases.items()}
         seconds = in_turns(name, works, 1 if quick else 8, device)
-        for blocks in SETTINGS:
-            what = f"{name}, {SIZE}×{SIZE}, half kept after block {blocks[0]}, half of it after {blocks[1]}"
-            macs = operations[()], operations[blocks]
+        for setting in SETTINGS:
+            blocks, keep = setting
+            what = f"{name}, {SIZE}×{SIZE}, {keep[0]:g} kept after block {blocks[0]}, {keep[1]:g} of it after {blocks[1]}"
+            macs = operations[()], operations[setting]
             yield Row(f"{what}: operations", macs[0] / 1e9, macs[1] / 1e9, "G", macs[0] / macs[1])
-            speeds = len(images) / seconds[()], len(images) / seconds[blocks]
+            speeds = len(images) / seconds[()], len(images) / seconds[setting]
             yield Row("… images per second, float32", *speeds, "", speeds[1] / speeds[0])
     for what, (before, after) in TOME.items():
         yield Row(f"ToMe, published: {what}, V100, images per second", before, after, "", after / before)
