@@ -240,6 +240,8 @@ REFUSED = {
     "EDITOR": [("EDITOR", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}, "it multiplies the attention of all blocks")],
     "masks": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "supervised"},
                "which reads foreground masks, but the loader of STMI has none")],
+    "a loss": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "self_supervised"},
+                "which learns by a loss, but the training of STMI adds none")],
     "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "demo_sdtps.studies.peers:ToMe"},
                 "whose merged tokens weigh more")],
     "blocks": [("UGG", {"SLIM_BLOCKS": [4], "SLIM_KEEP": [0.5]}, "has 4 blocks")],

@@ -7,6 +7,7 @@ from demo_sdtps.config.check import check_stages
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.modeling.scores import make_score
+from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slim import attach_to
 from demo_sdtps.modeling.towers import find_towers
 from demo_sdtps.plug_in.hosts import blocks_of
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
     """Slim a model, whose patches stand on a `grid` of (rows, columns), in place; → the patches that are left.
 
-    Raises `UserError` for settings that do not fit, for a score that reads masks, and for a host that needs every token.
+    Raises `UserError` for settings that do not fit, for a score that reads masks or has a loss, and for a host that needs every
+    token.
     """
     name, keys = cfg.MODEL.SLIM_SCORE, cfg.MODEL
     if host.unslimmed:
@@ -36,6 +38,9 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
     towers = [find_towers(model, path, suffix=suffix)[0] for path in blocks_of(model, host)]
     width = towers[0].patches.out_channels
     scores = [make_score(name, cfg, width, grid) for _ in keys.SLIM_BLOCKS]
+    if any(type(score).loss is not Score.loss for score in scores):
+        raise UserError(f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
+                        "choose another score, or train with this project's train_net.py.")
     letters = missing_letters(cfg)
     slimming = attach_to(model, towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, merge=keys.SLIM_MERGE, restore=host.restore,
                          follow=keys.SLIM_SHARED and host.shared, names=host.order, is_stacked=host.is_stacked,
