@@ -2,14 +2,16 @@
 import json
 import random
 import statistics
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL, scores_of
 from PIL import Image
 from reference import statistics as reference
 
+from demo_sdtps import test_net
 from demo_sdtps.reports.study import as_markdown, paired_difference
 from demo_sdtps.tools import study as tool
 
@@ -136,7 +138,8 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("content", "said"), [
     ({"variants": {"a": {"sets": {}}}}, "'sets'"),
-    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA")])
+    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
+    ({"variants": {"a": {"config": str(CONFIG), "weights": "b"}}}, "'b'")])
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
@@ -145,6 +148,32 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
+
+
+@pytest.mark.slow
+def test_a_variant_with_weights_is_evaluated_and_timed(tiny_root, tmp_path, monkeypatch, command):
+    """Not trained: test_net.py says the same of the other's weights. Its times and the first variant's are drawn."""
+    monkeypatch.chdir(tmp_path)
+    setting = {"MODEL.SLIM_BLOCKS": [1], "MODEL.SLIM_KEEP": [0.5], "MODEL.SLIM_SCORE": "distinctness",
+               "INPUT.JOINT_AUGMENTATION": True}
+    words = [write(tmp_path, config=str(BASELINE), seeds=1, times=True, missing=False, selection=False,
+                   variants={"dense": {}, "slim, later": {"weights": "dense", "set": setting}}),
+             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
+    assert command(tool.main, *words)[0] == 0
+    output = tmp_path / "runs" / "studies"
+    result = json.loads((output / "tiny" / "study.json").read_text())
+    dense, slim = result["variants"]
+    (run,) = (output / "runs").glob("*/seed_1")
+    found = tmp_path / "found.json"
+    assert command(test_net.main, "--weight", run / "last.pth", *chain(*setting.items()), "--json", found)[0] == 0
+    assert slim["records"]["1"] == [{"patterns": scores_of(found)}]
+    assert slim["gmacs"] < dense["gmacs"]
+    assert all(variant[what] > 0 for variant in (dense, slim) for what in ("inference", "training step"))
+    (line,) = (row for table in tables_of((output / "tiny" / "study.md").read_text()) for name, row in rows_of(table).items()
+               if name == "slim, later" and "time of inference" in row)
+    assert line["time of inference"] == f"{slim['inference'] / dense['inference']:.2f}"
+    with Image.open(output / "tiny" / "curves.png") as image:
+        assert min(image.size) > 300
 
 
 def test_the_docs_have_every_study():
