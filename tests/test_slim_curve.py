@@ -18,7 +18,8 @@ def words(tiny_root, tmp_path):
 
 def test_settings_follow_the_depth():
     """Two blocks and shares by default; else every block with every share."""
-    assert slim_curve.settings(12, None, None) == [([4], [0.65]), ([4], [0.5]), ([2, 6], [0.6, 0.6]), ([2, 6], [0.45, 0.45])]
+    assert slim_curve.settings(12, None, None) == [([4], [0.65]), ([4], [0.5]), ([2, 6], [0.6, 0.6]), ([2, 6], [0.45, 0.45]),
+                                                 ([0, 4], [0.4, 0.5])]
     assert slim_curve.settings(6, [[2], [1, 3]], [0.5]) == [([2], [0.5]), ([1, 3], [0.5, 0.5])]
 
 

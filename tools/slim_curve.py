@@ -25,8 +25,10 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 DEFAULT_SCORES = ("saliency", "distinctness", "random")
-SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)))
-"""Depths after which patches are dropped and what is kept of them there: about 0.75, 0.65, 0.5 and 0.4 of the operations."""
+SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)),
+            ((0, 1 / 3), (0.4, 0.5)))
+"""Depths after which patches are dropped, and what is kept of them there: about 0.75, 0.65, 0.5, 0.4 and 0.3 of the
+operations."""
 
 HEADER = f"{'score':18}{'blocks':>10}{'keep':>12}{'operations':>12}{'mAP':>8}{'Rank-1':>8}  of {{}}"
 
@@ -49,9 +51,10 @@ def main() -> None:
     parser.add_argument("--scores", nargs="+", default=list(DEFAULT_SCORES), metavar="SCORE",
                         help=f"MODEL.SLIM_SCORE of each curve (default: {' '.join(DEFAULT_SCORES)})")
     parser.add_argument("--blocks", nargs="+", type=whole_numbers, metavar="B,B", help="MODEL.SLIM_BLOCKS of each setting, "
-                        "such as 2 1,3 (default: after a third, and after a sixth and a half of the blocks)")
+                        "such as 2 1,3 (default: after a third, after a sixth and a half, before the first and after a third)")
     parser.add_argument("--keep", nargs="+", type=share, metavar="SHARE", help="share of the patches that each block of a "
-                        "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, then 0.6 and 0.45)")
+                        "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, 0.6 and 0.45, 0.4 "
+                        "and 0.5)")
     add_output(parser, "--output", ".png", help="draw the curve into this file")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
