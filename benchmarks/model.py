@@ -11,20 +11,19 @@ from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, peak_memory, speed_row
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
+from demo_sdtps.benchmarks.rows import Row, check_equal, peak_memory, speed_row
+from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.training.optim import make_optimizer
+from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
-CLASSES, CAMERAS = 171, 4  # RGBNT201's
 BATCH, FEW, GPU_BATCH = 8, 2, 64
 MIB = 2**20
 
@@ -53,28 +52,6 @@ class Sides:
             else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
         step = training_step(self.cfg, model.train(), optimizer, self.cameras, self.labels, precision, self.ours.head_weights)
         return partial(step, self.images)
-
-
-def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Random images by modality, cameras and labels."""
-    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in MODALITIES}
-    number = torch.arange(batch, device=device)
-    return images, number % CAMERAS, number % max(2, batch // 2)
-
-
-def training_step(cfg: CfgNode, model: nn.Module, optimizer: torch.optim.Optimizer, cameras: torch.Tensor,
-                  labels: torch.Tensor, precision: torch.dtype | None,
-                  head_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
-    """A function of the images that does one step."""
-    def step(images: dict[str, torch.Tensor]) -> None:
-        with autocast(cameras.device, precision):
-            outputs = model(images, cameras)
-            loss, _ = total_loss(cfg, outputs, labels, head_weights)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def configuration(*opts: str) -> CfgNode:

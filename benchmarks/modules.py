@@ -6,12 +6,13 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
-from demo_sdtps.benchmarks.rows import Row, check_equal, in_turns, speed_row
+from demo_sdtps.benchmarks.rows import Row, check_equal, speed_row
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.runtime.device import choose_device
+from demo_sdtps.training.timing import in_turns
 
 FUSION_TARGET = 30  # speed-up over the plain formulation
 

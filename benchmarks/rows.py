@@ -1,18 +1,12 @@
-"""Shared parts of the benchmarks: rows of the table, interleaved timing, and peak memory of a process."""
+"""Shared parts of the benchmarks: rows of the table, and peak memory of a process."""
 import multiprocessing
 import resource
-import statistics
 import sys
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-
-from demo_sdtps.runtime.progress import progress
-
-Case = TypeVar("Case", bound=Hashable)
 
 
 class Row(NamedTuple):
@@ -61,24 +55,6 @@ def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, toleranc
     difference = (ours - reference).abs().max().item()
     if not difference <= tolerance:  # also for NaN
         raise RuntimeError(f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared.")
-
-
-def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
-             device: str | torch.device = "cpu") -> dict[Case, float]:
-    """Median seconds of each case; the first round is a warm-up.
-
-    Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
-    """
-    device = torch.device(device)
-    seconds: dict[Case, list[float]] = {name: [] for name in cases}
-    for _ in progress(range(rounds + 1), what, unit="round"):
-        for name, work in cases.items():
-            started = time.perf_counter()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 
 def peak_memory(work: Callable[..., object], *arguments) -> int:

@@ -8,18 +8,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.model import (
-    BATCH,
-    CAMERAS,
-    CLASSES,
-    FEW,
-    configuration,
-    name_of,
-    precisions,
-    random_batch,
-    training_step,
-)
-from demo_sdtps.benchmarks.rows import Row, in_turns, speed_row
+from demo_sdtps.benchmarks.model import BATCH, FEW, configuration, name_of, precisions
+from demo_sdtps.benchmarks.rows import Row, speed_row
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
@@ -29,6 +19,7 @@ from demo_sdtps.modeling.slimming import Slimming, make_slimming
 from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer
+from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
 DENSE = "dense"
 SAVED_TARGET, FAST_TARGET = 0.9, 3  # time saved over operations saved, and the speed-up of the settings below THIRD

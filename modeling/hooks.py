@@ -108,6 +108,8 @@ class Slim(Slimming):
         rows, columns = map(int, patches.shape[-2:])  # a traced graph (torch.jit) has tensors for numbers
         stream = Stream(now.slim, lambda: images, (rows, columns), size, stride, self._names_of(now, images),
                         frozenset() if now.slim.training else self.missing, foreground, self.blocks[0])
+        masks = now.slim.foreground(stream.context())  # here, as nothing else keeps the images for the backward pass
+        stream.foreground = torch.cat(list(masks.values())) if masks else None
         now.streams[tower].append(stream)
         stream.record = replace(stream, images=ref(images), chosen=[], held=[])
         self.state.record((tower, STEM), images, stream.record)

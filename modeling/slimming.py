@@ -66,6 +66,11 @@ class Slimming(nn.Module):
         """Patches of a grid of `patches` that each stage leaves."""
         return remaining_patches(patches, self.keep)
 
+    def foreground(self, seen: Context) -> ByModality:
+        """The masks (B, N) of what the host knows of the images, or pseudo-masks of a score that makes some; {} for none."""
+        made = (scorer.pseudo_masks(seen, self.shared) for scorer in self.stage_scores)
+        return seen.foreground or next(filter(None, made), {})
+
     def forward(self, number: int, tokens: Tokens, seen: Context, names: Sequence[str], block: nn.Module, prefix: int,
                 rope: torch.Tensor | None = None, score: torch.Tensor | None = None) -> Step:
         """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
@@ -93,19 +98,19 @@ class Slimming(nn.Module):
             attention = split_rows(weights[..., patches], names)
         if scorer.needs_keys:
             metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)
-        sizes = torch.ones(positions.shape, device=positions.device) if tokens.sizes is None else tokens.sizes[:, patches]
+        sizes = torch.ones_like(positions, dtype=torch.float32) if tokens.sizes is None else tokens.sizes[:, patches]
         by_name = split_rows(positions, names)
         shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
         return replace(seen, tokens=split_rows(tokens.values[:, patches], names), keys=metric, attention=attention,
-                       class_tokens=split_rows(tokens.values[:, 0], names), sizes=split_rows(sizes, names),
-                       positions=by_name, foreground=shares, shared=self.shared)
+                       class_tokens=split_rows(tokens.values[:, 0], names), positions=by_name, foreground=shares,
+                       sizes=split_rows(sizes, names) if scorer.needs_sizes else {})
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
         scorer = self.stage_scores[number]
         own = scorer(context)
         loss = scorer.loss(own, context)
-        if not self.shared:
+        if scorer.keeps_own or not self.shared:
             return own, loss
         voting = [score for modality, score in own.items() if modality not in context.missing] or list(own.values())
         total = torch.stack(voting).sum(dim=0)
@@ -175,6 +180,7 @@ def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, miss
 
 
 def _run(slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequence[str], seen: Context) -> Slimmed:
+    seen = replace(seen, foreground=slimming.foreground(seen))
     prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
     for number, (start, stop) in enumerate(zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)):
         rope = backbone.block_arguments(tokens)(start).get("rope")

@@ -49,7 +49,7 @@ def merge_into(tokens: Tokens, slimmed: Tokens, decision: torch.Tensor, goal: to
 
 class EViT(Score):
     """Attention of the class token, mean over the heads (Liang et al., ICLR 2022); the sum of the dropped patches, weighted by
-    it, is an extra token."""
+    it, is an extra token, which no later stage drops; the weights carry no gradient."""
 
     needs_attention = True
 
@@ -88,7 +88,7 @@ class Matching(Score):
     The score of a kept patch is 0, that of another tells which one it becomes part of: -1 - goal.
     """
 
-    needs_sizes = True
+    needs_sizes = keeps_own = True
 
     def __init__(self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object):
         super().__init__(width, grid, **settings)

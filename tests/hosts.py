@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 import demo_sdtps
-from demo_sdtps.benchmarks.rows import in_turns
 from demo_sdtps.benchmarks.run import headline
 from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.slim import slimming_of
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.training.timing import in_turns
 
 COMMITS = {"DeMo": "924973292/DeMo b4f323a", "UGG-ReID": "wanxixi11/UGG-ReID eaf1e8e", "Signal": "010129/Signal 18a162d",
            "MFRNet": "stone96123/MFRNet ec54a13", "MDReID": "stone96123/MDReID f2026e8", "IDEA": "924973292/IDEA 4e65520",

@@ -21,7 +21,7 @@ from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.training.record import commit
 
 ROOMS = ("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps", "reports",
-         "benchmarks", "tools")
+         "tools", "benchmarks")
 """Folders of a checkout; each imports only those before it."""
 COMMON = ("config", "configs", "datasets", "evaluation", "modeling", "reports",
           "retrieval", "runtime", "training", "tools", "seps", "synthetic", "benchmarks",

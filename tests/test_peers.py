@@ -174,6 +174,18 @@ def test_the_attention_is_that_of_the_next_block(name, queries):
     assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
 
 
+@torch.no_grad()
+def test_the_sizes_are_those_of_the_tokens():
+    """Of the patches, at the second stage, where some stand for several."""
+    model, contexts = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "MCTF").eval(), []
+    score, seen, run = model.slimming.scores[1], [], model.backbone.run_blocks
+    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
+    model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
+    model.encode(*random_images(6))
+    found = torch.cat(list(contexts[0].sizes.values()))
+    assert torch.equal(found, seen[1].sizes[:, -LEFT[1]:]) and found.max() > 1
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_in_the_model(name, training):

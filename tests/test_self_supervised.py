@@ -1,12 +1,18 @@
 """The score that learns from pseudo-masks, against saliency by shortest ways and Otsu's threshold by trial, patch by patch."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import timm
 import torch
+import torch.nn.functional as F
 from numeric import assert_close, generator, seeded
 from reference import cues as reference_cues
 from reference.slim_scores import otsu
 from slim_models import CASES
-from tiny import pairs, random_images, tiny_cfg, tiny_model
+from tiny import random_images, tiny_cfg, tiny_model
+from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES
@@ -39,7 +45,7 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
               for name in MODALITIES}
     scores = {name: torch.randn(BATCH, LEFT, generator=draws, requires_grad=True) for name in MODALITIES}
     context = Context({name: torch.zeros(BATCH, LEFT, WIDTH) for name in MODALITIES}, {}, GRID, positions=places, images=images,
-                      patch_size=(PATCH, PATCH), patch_stride=(PATCH, PATCH), shared=shared)
+                      patch_size=(PATCH, PATCH), patch_stride=(PATCH, PATCH))
     torch.manual_seed(seeded())
     score = make_score("self_supervised", tiny_cfg(*SLIM), WIDTH, GRID).train()
     terms = {name: [] for name in MODALITIES}
@@ -53,19 +59,38 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
                 p = 1 / (1 + (-exact[name][row, number]).exp())
                 terms[name].append(-mask[place] * p.log() - (1 - mask[place]) * (1 - p).log())
     expected = 2.5 * sum(sum(own) / len(own) for own in terms.values()) / len(MODALITIES)
+    context = replace(context, foreground={name: mask.gather(1, places[name])
+                                           for name, mask in score.pseudo_masks(context, shared).items()})
     found = score.loss(scores, context)
     assert_close(found, expected, BATCH * LEFT, len(MODALITIES))
     for ours, theirs in zip(torch.autograd.grad(found, list(scores.values())),
                             torch.autograd.grad(expected, list(exact.values())), strict=True):
         assert_close(ours, theirs, 3, 3)
-    assert score.eval().loss(scores, context) is None
+    assert score.eval().pseudo_masks(context, shared) == {}
 
 
-def test_the_model_learns_it_without_masks():
-    """Its loss is in the output, and reaches the heads of all stages and the backbone."""
-    model = tiny_model(*SLIM).train()
-    output = model(*random_images(4))
-    assert pairs(output) and output.auxiliary.isfinite().all()
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_loss_of_the_model(shared):
+    """Of both stages against one set of pseudo-masks; it reaches the heads of all stages and the backbone."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SHARED", shared).train()
+    images, cameras = random_images(4)
+    seen = {}
+    for number, score in enumerate(model.slimming.scores):
+        score.register_forward_hook(lambda module, args, output, number=number: seen.update({number: (args[0], output)}))
+    output = model(images, cameras)
+    grid, (size, stride) = model.backbone.grid_size, model.backbone.patch_windows
+    expected = []
+    for context, scores in seen.values():
+        terms = []
+        for row in range(len(cameras)):
+            own = {name: torch.tensor(reference_cues.saliency(image[row].double(), grid, size, stride))
+                   for name, image in images.items()}
+            for name, score in scores.items():
+                mask = torch.tensor(otsu((sum(own.values()) if shared else own[name]).tolist()))
+                share = mask[context.positions_of(name)[row]]
+                terms.append(F.binary_cross_entropy_with_logits(score[row].detach().double(), share.double()))
+        expected.append(2.5 * sum(terms) / len(terms))
+    assert_close(output.auxiliary, torch.stack([sum(expected) / 2]), 4 * 32, 3, 2)
     output.auxiliary.sum().backward()
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
@@ -74,8 +99,46 @@ def test_the_model_learns_it_without_masks():
 
 @pytest.mark.parametrize("name", ["timm", "open_clip", "ViT"])
 def test_any_vision_transformer_learns_it_without_masks(name):
-    case = CASES[name]
-    model = demo_sdtps.slim(case.model(), (0, 1), (0.6, 0.5), "self_supervised").train()
-    case.call(model, case.draw())
-    demo_sdtps.slim_loss(model).backward()
+    """The loss is that of `supervised` with the pseudo-masks as masks."""
+    case, given = CASES[name], ((0, 1), (0.6, 0.5))
+    model, images = demo_sdtps.slim(case.model(), *given, "self_supervised").train(), case.draw()
+    case.call(model, images)
+    loss = demo_sdtps.slim_loss(model)
+    loss.backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.slimming.parameters())
+    side = next(module.kernel_size for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+    grid = tuple(pixels // length for pixels, length in zip(images.shape[-2:], side, strict=True))
+    masks = torch.stack([torch.tensor(otsu(reference_cues.saliency(image, grid, side, side))).unflatten(0, grid)
+                         for image in images])[:, None]
+    taught = demo_sdtps.slim(case.model(), *given, "supervised").train()
+    taught.load_state_dict(model.state_dict())
+    masks = F.interpolate(masks, scale_factor=side).to(images)
+    case.call(partial(taught, foreground=masks), images)
+    assert_close(loss, demo_sdtps.slim_loss(taught), images.shape[0] * grid[0] * grid[1], 2)
+
+
+class Normalising(nn.Module):
+    """A host that keeps no image for the backward pass: it normalises them, and its embedding is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(seeded())
+        self.vit = timm.create_model("test_vit", img_size=32, num_classes=0)
+        self.vit.patch_embed.requires_grad_(False)
+
+    def forward(self, images):
+        return self.vit((images - 0.5) / 0.2)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_blocks_that_are_computed_again_have_the_same_loss(half):
+    images, gradients = torch.rand(2, 3, 32, 32, generator=generator(5)), []
+    for again in (False, True):
+        model = demo_sdtps.slim(Normalising(), (0, 1), (0.6, 0.5), "self_supervised").train()
+        model.vit.set_grad_checkpointing(again)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            model(images)
+            demo_sdtps.slim_loss(model).backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > len(list(model.slimming.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))

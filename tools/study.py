@@ -44,7 +44,6 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.variants import seconds_of
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import add_overwrite, positive_int, run
 from demo_sdtps.config.load import read_yaml
@@ -59,6 +58,7 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, command
+from demo_sdtps.training.timing import seconds_of
 
 logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,9 +184,10 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
     folders = {variant.name: variant.folder for variant in variants}
     sources = [variant["weights"] for variant in study["variants"].values()]
     for source in filter(None, sources):
-        if source not in folders:
-            raise UserError(f"The study has a variant with the weights of {source!r}, which is none of its variants.")
-    return [replace(variant, weights=folders.get(source)) for variant, source in zip(variants, sources, strict=True)]
+        if source not in folders or study["variants"][source]["weights"]:
+            raise UserError(f"The study has a variant with the weights of {source!r}, which is none of its variants that train.")
+    return [replace(variant, folder=folders[source] / variant.folder.name, weights=folders[source]) if source else variant
+            for variant, source in zip(variants, sources, strict=True)]
 
 
 def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
@@ -233,8 +234,8 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     if variant.weights:
         source = variant.weights / folder.name
         output = source / f"{variant.folder.name}.json"
-        return [([os.path.relpath(ROOT / "test_net.py"), *arguments, "TEST.WEIGHT", str(source / LAST), "--overwrite", "--json",
-                  str(output)], output)]
+        weights = ("TEST.WEIGHT", str(source / LAST))
+        return [([os.path.relpath(ROOT / "test_net.py"), *arguments, *weights, "--overwrite", "--json", str(output)], output)]
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
@@ -256,7 +257,8 @@ def is_done(output: Path) -> bool:
 
 def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    command = shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *variant.arguments])
+    script = "test_net.py" if variant.weights else "train_net.py"
+    command = shlex.join(["python", os.path.relpath(ROOT / script), *variant.arguments])
     found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
@@ -265,8 +267,9 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
             found["records"][name] = [{"patterns": measured["cases"][variant.cfg.TEST.MISS]}] if measured else []
         else:
             found["records"][name] = read_records(folder)
-        record = read_json(folder / RECORD) or {}
-        found["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
+        record = read_json((variant.weights or variant.folder) / folder.name / RECORD) or {}
+        left_out = {"command", "seconds"} if variant.weights else {"command"}
+        found["made_with"][name] = {key: value for key, value in record.items() if key not in left_out}
         if folder in failures:
             found["failed"][name] = failures[folder]
             continue

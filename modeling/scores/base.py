@@ -43,11 +43,10 @@ class Context:
     missing: frozenset[str] = frozenset()  # modalities whose images are zeros
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) over the patches; empty for none
     keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
-    sizes: ByModality = field(default_factory=dict)  # (B, N) patches merged into each (`Tokens.sizes`)
+    sizes: ByModality = field(default_factory=dict)  # (B, N) patches merged into each (`Tokens.sizes`); empty for none
     positions: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
     foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
-    shared: bool = False  # whether the modalities keep the same places
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
     stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none
@@ -88,7 +87,8 @@ class Score(nn.Module, ABC):
     needs_attention = False  # whether it reads `Context.attention`: softmax weights over the patches
     attention_queries = CLASS_TOKEN  # the tokens whose mean weights these are; slice(None) for all
     needs_keys = False  # whether it reads `Context.keys`
-    needs_sizes = False  # whether its merged tokens weigh in attention by `Tokens.sizes`
+    needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
+    keeps_own = False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says
     is_random = False  # whether it draws numbers, so that it draws again where blocks are computed again
     of_images = False  # whether it reads the images alone, so that it is known before the backbone runs
 
@@ -116,6 +116,10 @@ class Score(nn.Module, ABC):
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
         """Terms of the score, (B, N) by name, which the analysis of the selection measures as detectors of their own."""
+        return {}
+
+    def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
+        """Masks (B, N) of the whole grid, made of the images, for a forward in training that is given none; {} for none."""
         return {}
 
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:

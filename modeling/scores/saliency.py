@@ -21,7 +21,8 @@ class Saliency(Score):
     of_images = True
 
     def scores(self, context: Context) -> ByModality:
-        return {modality: score.gather(1, context.positions_of(modality)) for modality, score in saliency(context).items()}
+        found = saliency(context)
+        return {modality: found[modality].gather(1, context.positions_of(modality)) for modality in context.tokens}
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]
@@ -29,12 +30,12 @@ class Saliency(Score):
 
 @torch.no_grad()
 def saliency(context: Context) -> ByModality:
-    """Score (B, N) of `Saliency` on the whole grid, of the modalities that have tokens."""
+    """Score (B, N) of `Saliency` on the whole grid."""
     # All modalities in one batch, as the way over the grid takes many small operations.
-    images = torch.cat([context.images[modality] for modality in context.tokens])
+    images = torch.cat(list(context.images.values()))
     with torch.autocast(images.device.type, enabled=False):
         colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
-        return split_rows(border_contrast(colours, context.grid), context.tokens)
+        return split_rows(border_contrast(colours, context.grid), context.images)
 
 
 def border_contrast(colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Scores that learn in training, from foreground masks or from the saliency of the images, and need neither in evaluation."""
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -41,17 +40,16 @@ class Supervised(Score):
 
 
 class SelfSupervised(Supervised):
-    """`Supervised` by pseudo-masks: the patches whose saliency (`Saliency`), summed over the modalities where these keep the
-    same places, is above Otsu's threshold. Needs `Context.images` in training."""
+    """`Supervised` by pseudo-masks where no masks are given: the patches whose saliency (`Saliency`), summed over the
+    modalities where these keep the same places, is above Otsu's threshold. Needs `Context.images` in training."""
 
-    def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
+    def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         if not self.training:
-            return None
+            return {}
         seen = saliency(context)
-        if context.shared:
+        if shared:
             seen = dict.fromkeys(seen, torch.stack(list(seen.values())).sum(dim=0))
-        masks = {modality: above_otsu(score).gather(1, context.positions_of(modality)) for modality, score in seen.items()}
-        return super().loss(scores, replace(context, foreground=masks))
+        return {modality: above_otsu(score) for modality, score in seen.items()}
 
 
 def above_otsu(score: torch.Tensor) -> torch.Tensor:
@@ -60,5 +58,6 @@ def above_otsu(score: torch.Tensor) -> torch.Tensor:
     below = torch.arange(1, count, device=score.device)  # numbers of patches below each threshold
     total = ordered.cumsum(dim=1)
     low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / (count - below)
-    best = (below * (count - below) * (high - low).square()).argmax(dim=1, keepdim=True)
+    between = below * (count - below) * (high - low).square()
+    best = F.pad(between, (0, 1)).argmax(dim=1, keepdim=True)  # the last parts nothing, as a single patch cannot be parted
     return (score > ordered.gather(1, best)).to(score.dtype)

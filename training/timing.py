@@ -1,0 +1,89 @@
+"""Times of models on random batches, in turns in one process."""
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.inference import evaluating
+from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.optim import make_optimizer
+
+Case = TypeVar("Case", bound=Hashable)
+
+CLASSES, CAMERAS = 171, 4  # RGBNT201's
+ROUNDS = 10
+
+
+def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
+             device: str | torch.device = "cpu") -> dict[Case, float]:
+    """Median seconds of each case; the first round is a warm-up.
+
+    Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
+    """
+    device = torch.device(device)
+    seconds: dict[Case, list[float]] = {name: [] for name in cases}
+    for _ in progress(range(rounds + 1), what, unit="round"):
+        for name, work in cases.items():
+            started = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+
+
+def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Random images by modality, cameras and labels."""
+    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in MODALITIES}
+    number = torch.arange(batch, device=device)
+    return images, number % CAMERAS, number % max(2, batch // 2)
+
+
+def training_step(cfg: CfgNode, model: nn.Module, optimizer: torch.optim.Optimizer, cameras: torch.Tensor,
+                  labels: torch.Tensor, precision: torch.dtype | None,
+                  head_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
+    """A function of the images that does one step."""
+    def step(images: dict[str, torch.Tensor]) -> None:
+        with autocast(cameras.device, precision):
+            outputs = model(images, cameras)
+            loss, _ = total_loss(cfg, outputs, labels, head_weights)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
+    """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH."""
+    works: dict[str, dict[str, Callable[[], object]]] = {"inference": {}, "training step": {}}
+    for name, cfg in variants.items():
+        torch.manual_seed(cfg.SOLVER.SEED)
+        device = choose_device(cfg)
+        model = make_model(cfg, CLASSES, CAMERAS).to(device)
+        images, cameras, labels = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
+        masks = {MASK: torch.ones(len(labels), 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
+        works["inference"][name] = partial(infer, model, images | (masks if reads_masks(cfg, training=False) else {}), cameras)
+        step = training_step(cfg, model, make_optimizer(cfg, model), cameras, labels, choose_precision(cfg.SOLVER.AMP, device),
+                             model.head_weights)
+        works["training step"][name] = partial(step, images | (masks if reads_masks(cfg, training=True) else {}))
+    found: dict[str, dict[str, float]] = {name: {} for name in variants}
+    for what, cases in works.items():
+        for name, seconds in in_turns(what, cases, ROUNDS, device).items():
+            found[name][what] = seconds
+    return found
+
+
+def infer(model: nn.Module, images: dict[str, torch.Tensor], cameras: torch.Tensor) -> None:
+    with evaluating(model):
+        model(images, cameras)
