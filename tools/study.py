@@ -185,7 +185,7 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
     sources = [variant["weights"] for variant in study["variants"].values()]
     for source in filter(None, sources):
         if source not in folders or study["variants"][source]["weights"]:
-            raise UserError(f"The study has a variant with the weights of {source!r}, which is none of its variants that train.")
+            raise UserError(f"The study has a variant with the weights of {source!r}, which is no variant that it trains.")
     return [replace(variant, folder=folders[source] / variant.folder.name, weights=folders[source]) if source else variant
             for variant, source in zip(variants, sources, strict=True)]
 
