@@ -175,7 +175,7 @@ def values_of(path):
 @pytest.mark.parametrize("folder", NAMES)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
-    slim = {"DeMo_Slim"} | ({"DeMo_Slim_SelfSupervised"} if folder == "Synthetic" else set())
+    slim = {"DeMo_Slim"}
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS"} | slim
     found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     assert {values["DATASETS.NAMES"] for values in found.values()} == {"RGBNT201" if folder == "Synthetic" else folder}
