@@ -16,7 +16,7 @@ from demo_sdtps.training.timing import in_turns
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224", "CLIP ViT-B/16": "vit_base_patch16_clip_224",
           "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2"}
 SIZE, BATCH = 224, 8
-SETTINGS = (((0, 4), (0.4, 0.5)), ((2, 5), (0.5, 0.5)))  # blocks and shares
+SETTINGS = (((0, 4), (0.5, 0.5)), ((0, 4), (0.4, 0.5)))  # blocks and shares
 TOME = {"ViT-S/16, r = 13, off the shelf": (953, 1564), "ViT-B/16, r = 13, off the shelf": (309, 511),
         "ViT-B/16, r = 16, trained with it": (309, 603)}
 """Images per second on a V100 without and with ToMe, as its authors report them (README of facebookresearch/ToMe)."""

@@ -44,11 +44,11 @@ class Setting(NamedTuple):
                                  "MODEL.SLIM_SCORE": self.score, "INPUT.JOINT_AUGMENTATION": True})
 
 
-BEST = (0, 4), (0.4, 0.5)
+STAGES = (0, 4)
 SETTINGS = {
-    "ViT-B-16": (Setting("supervised", (2, 5), (0.5, 0.5)), Setting("supervised", (0, 4), (0.5, 0.5)),
-                 *(Setting(score, *BEST) for score in ("saliency", "supervised", "self_supervised"))),
-    "vit_base_patch16_224": (Setting("self_supervised", *BEST),),
+    "ViT-B-16": (Setting("self_supervised", STAGES, (0.5, 0.5)),
+                 *(Setting(score, STAGES, (0.4, 0.5)) for score in ("saliency", "supervised", "self_supervised"))),
+    "vit_base_patch16_224": (Setting("self_supervised", STAGES, (0.4, 0.5)),),
 }
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_convolution",
             "aten::mkldnn_convolution", "aten::cudnn_convolution", "aten::convolution_backward"}

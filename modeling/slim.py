@@ -26,7 +26,7 @@ SCORES = ("saliency", "distinctness", "border", "random", "supervised", "self_su
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (0.4, 0.5),
+def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (0.5, 0.5),
          score: str | Score | Sequence[str | Score] = "saliency", *, merge: bool = True, restore: bool = False,
          shared: bool | str = True, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0) -> Model:
     """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
@@ -51,7 +51,7 @@ def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (
     if not (isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)) \
             or list(blocks) != sorted(set(blocks)):
         raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
-                        "as (0, 4) and (0.4, 0.5).")
+                        "as (0, 4) and (0.5, 0.5).")
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)

@@ -137,7 +137,7 @@ SCORES = "'saliency' or 'distinctness' or 'border' or 'random' or 'supervised' o
 DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
          "these.")
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
-BOTH = "but there must be increasing blocks and one share for each, such as (0, 4) and (0.4, 0.5)."
+BOTH = "but there must be increasing blocks and one share for each, such as (0, 4) and (0.5, 0.5)."
 
 
 @pytest.mark.parametrize(("settings", "sentence"), [
