@@ -31,6 +31,11 @@ def directions(tokens: torch.Tensor) -> torch.Tensor:
     return F.normalize(tokens.detach().float(), dim=-1)
 
 
+def ranks(score: torch.Tensor) -> torch.Tensor:
+    """score (B, N) → (B, N) int64: 0 for the highest; of equal ones the first is the higher."""
+    return score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+
+
 def merge_into(tokens: Tokens, slimmed: Tokens, decision: torch.Tensor, goal: torch.Tensor, weights: torch.Tensor) -> Tokens:
     """`slimmed` with the dropped patches merged into kept ones: patch i of n becomes a part of patch goal[i], (B, n) int64,
     which for a kept one is i. The means have `weights` (B, n); a patch of weight 0 is pruned. There is no extra token."""
@@ -72,14 +77,13 @@ class DiffRate(EViT):
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
         kept, count = decision > 0, score.shape[1]
         left = slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-        places = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         with torch.autocast(score.device.type, enabled=False):
             unit = directions(tokens.patches(count))
             nearest = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf).max(dim=-1).indices
         goal = torch.where(kept, torch.arange(count, device=kept.device), nearest)
         sizes = torch.ones_like(score) if tokens.sizes is None else tokens.sizes[:, -count:]
         last = count - (count - left) // 2 - 1  # place of the last one that is not pruned
-        return merge_into(tokens, slimmed, decision, goal, sizes * (places <= last))
+        return merge_into(tokens, slimmed, decision, goal, sizes * (ranks(score) <= last))
 
 
 class Matching(Score):
@@ -171,11 +175,6 @@ def haar_energy(images: torch.Tensor) -> torch.Tensor:
     a, b, c, d = (even[..., row::2, column::2] for row in range(2) for column in range(2))
     bands = torch.cat([a - b + c - d, a + b - c - d, a - b - c + d], dim=1) / 2
     return F.interpolate((bands * bands).sum(dim=1, keepdim=True), scale_factor=2.0)[..., :height, :width]
-
-
-def ranks(score: torch.Tensor) -> torch.Tensor:
-    """score (B, N) → (B, N) int64: 0 for the highest; of equal ones the first is the higher."""
-    return score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
 
 
 class Editor(Score):
