@@ -119,7 +119,7 @@ def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
     seen_images |= {name: seen_images[name].detach().requires_grad_() for name in MODALITIES}
     with recorded(model.backbone) as seen, torch.enable_grad():
-        context = model.encode(seen_images, cameras, missing)
+        context = model.encode(seen_images, cameras)
     check_finite("The tokens of the images", context.tokens.values())
     return context, seen
 

@@ -80,10 +80,10 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         cameras, relevant = cameras.to(device), relevant.to(device)
         for case, context in zip(CASES, model.encode_cases(images, cameras, list(CASES.values())), strict=True):
-            if not context.missing:
+            if case == COMPLETE:
                 for modality, vectors in context.global_feats.items():
                     sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
-            for name, by_modality in choices(model, context).items():
+            for name, by_modality in choices(model, context, CASES[case]).items():
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
@@ -116,15 +116,15 @@ def check_context(context: Context) -> None:
     check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
 
 
-def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
+def choices(model: DeMo, context: Context, missing: frozenset[str] = frozenset()) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
-    parts of a score that are named after missing modalities.
+    parts of a score that are named after `missing` modalities.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
     check_context(context)
     found: dict[str, dict[str, Choice]] = {}
-    present = [modality for modality in MODALITIES if modality not in context.missing]
+    present = [modality for modality in MODALITIES if modality not in missing]
     for number, stage in enumerate(context.stages, start=1):
         check_finite("The scores of the patches", (stage.score[modality] for modality in present))
         found[f"stage {number}"] = {
@@ -137,7 +137,7 @@ def choices(model: DeMo, context: Context) -> dict[str, dict[str, Choice]]:
         for modality in present:
             parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
             scores = {"score": selections[modality].score} | {name: part for name, part in parts.items()
-                                                              if name not in context.missing}
+                                                              if name not in missing}
             check_finite("The scores of the patches", scores.values())
             found[SDTPS][modality] = Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
     return found

@@ -16,7 +16,10 @@ from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.guided import SDTPS
 from demo_sdtps.modeling.slimming import make_slimming, patch_shares, slim_backbone
-from demo_sdtps.modeling.tokens import ByModality, split_rows
+from demo_sdtps.modeling.tokens import ByModality, blank, split_rows
+
+ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
+"""Fields of a `Context` without slimming that have a row for each triplet."""
 
 
 class PIFE(nn.Module):
@@ -108,17 +111,17 @@ class DeMo(nn.Module):
         features |= {"original": torch.cat(list(global_feats.values()), dim=-1)} if self.one_head else global_feats
         return {name: feature.float() for name, feature in features.items()}
 
-    def encode(self, images: ByModality, cam_label: torch.Tensor, missing: frozenset[str] = frozenset()) -> Context:
+    def encode(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         """Backbone and PIFE: images of some or all modalities → their tokens and global features.
 
-        The images of `missing` modalities are zeros.
+        An image of zeros is a missing one.
         """
         if self.slimming:
-            return self._slim(self._stem(images, cam_label), images, missing)
+            return self._slim(self._stem(images, cam_label), images)
         tokens = self.backbone(*self._batch(images, cam_label))
         patches, class_tokens = (split_rows(part, _present(images)) for part in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        return Context(patches, class_tokens, self.backbone.grid_size, global_feats, missing)
+        return Context(patches, class_tokens, self.backbone.grid_size, global_feats, blank(_present(images)))
 
     def encode_cases(self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]) -> list[Context]:
         """`encode` in several cases of missing modalities, whose images count as zeros.
@@ -133,14 +136,14 @@ class DeMo(nn.Module):
         blank_images = {name: image for name, image in images.items() if name in absent}
         if self.slimming:
             seen = self._stem(present, cameras)
-            blank = self._blank_stem(blank_images, cam_label) if absent else seen
-            return [self._slim({name: (blank if name in case else seen)[name] for name in _present(images)},
+            empty = self._blank_stem(blank_images, cam_label) if absent else seen
+            return [self._slim({name: (empty if name in case else seen)[name] for name in _present(images)},
                                images | {name: _zeros(image, len(image)) for name, image in blank_images.items()
-                                         if name in case}, case)
+                                         if name in case})
                     for case in cases]
         full = self.encode(present, cameras)
-        empty = self._encode_blank(blank_images, cam_label) if absent else full
-        return [_mixed(full, empty, case) for case in cases]
+        blanks = self._encode_blank(blank_images, cam_label) if absent else full
+        return [_mixed(full, blanks, case) for case in cases]
 
     def _batch(self, images: ByModality, cam_label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One batch of all modalities, which the backbone does not know: images (M·B, 3, H, W), cameras (M·B,)."""
@@ -152,21 +155,21 @@ class DeMo(nn.Module):
         assert self.slimming
         return split_rows(self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0]), _present(images))
 
-    def _slim(self, stem: ByModality, images: ByModality, missing: frozenset[str]) -> Context:
+    def _slim(self, stem: ByModality, images: ByModality) -> Context:
         """The other blocks, and PIFE."""
         assert self.slimming
         foreground = patch_shares(images[MASK], *self.backbone.patch_windows) if MASK in images else None
-        slimmed = slim_backbone(self.slimming, self.backbone, stem, missing, _present(images), foreground)
+        shown = _present(images)
+        slimmed = slim_backbone(self.slimming, self.backbone, stem, shown, foreground)
         global_feats = self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
-        return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, missing,
+        return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, blank(shown),
                        positions=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-        blank = self.encode(zeros, cameras)
-        tokens, class_tokens, global_feats = ({modality: part[camera_of] for modality, part in parts.items()}
-                                              for parts in (blank.tokens, blank.class_tokens, blank.global_feats))
-        return replace(blank, tokens=tokens, class_tokens=class_tokens, global_feats=global_feats)
+        found = self.encode(zeros, cameras)
+        return replace(found, **{field: {name: part[camera_of] for name, part in getattr(found, field).items()}
+                                 for field in ENCODED})
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
@@ -203,13 +206,11 @@ def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
     return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
 
 
-def _mixed(seen: Context, blank: Context, missing: frozenset[str]) -> Context:
-    """`seen` with the `missing` modalities of `blank`."""
-    tokens, class_tokens, global_feats = (
-        {modality: (empty if modality in missing else full)[modality] for modality in MODALITIES}
-        for full, empty in ((seen.tokens, blank.tokens), (seen.class_tokens, blank.class_tokens),
-                            (seen.global_feats, blank.global_feats)))
-    return Context(tokens, class_tokens, seen.grid, global_feats, missing)
+def _mixed(seen: Context, blanks: Context, missing: frozenset[str]) -> Context:
+    """`seen` with the `missing` modalities of `blanks`."""
+    names = [modality for modality in MODALITIES if modality in seen.tokens or modality in blanks.tokens]
+    return replace(seen, **{field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
+                            for field in ENCODED})
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> DeMo:

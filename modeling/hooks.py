@@ -202,7 +202,7 @@ class Slim(Slimming):
             key = (number, stream.grid, stream.size, stream.stride, *voters)
             if key not in now.first:
                 blank = {name: image.new_empty(len(image), prod(stream.grid), 0) for name, image in voters.items()}
-                scores = scorer.scores(replace(stream.context(), tokens=blank, images=voters, missing=frozenset()))
+                scores = scorer.scores(replace(stream.context(), tokens=blank, images=voters, missing={}))
                 now.first[key] = torch.stack(list(scores.values())).sum(dim=0)
         score = now.first.get(key)
         if score is None or len(images) % len(score):

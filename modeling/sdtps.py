@@ -36,7 +36,7 @@ def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
     return min_max(cosines(tokens, guides))
 
 
-def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weights: Iterable[float],
+def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weights: Iterable[float | torch.Tensor],
                  beta: float) -> torch.Tensor:
     """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
     return (1 - 2 * beta) * predicted + beta * sum(weight * seen for weight, seen in zip(weights, guidance))  # noqa: B905 (3.8)
@@ -48,14 +48,14 @@ def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
 
 
 def guides_of(index: int, global_feats: Sequence[torch.Tensor],
-              missing: Sequence[bool]) -> tuple[torch.Tensor, tuple[float, ...]]:
+              missing: Sequence[bool | torch.Tensor]) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
     """Guides of modality `index` in `guide_order` and their weights: global_feats M × (B, C) → (M, B, C), M numbers.
 
     Its own global feature has weight 2, another's 1, and that of another modality that is missing 0. The weights are scaled to
-    the sum M + 1, so that the guidance keeps its share of the score.
+    the sum M + 1, so that the guidance keeps its share of the score. Where `missing` is (B, 1) bool, so are the weights.
     """
     order = guide_order(index, len(global_feats))
-    weights = [*(0.0 if missing[other] else 1.0 for other in order[:-1]), 2.0]
+    weights = [*(1.0 - 1.0 * missing[other] for other in order[:-1]), 2.0]
     whole = len(global_feats) + 1.0
     return torch.stack([global_feats[i] for i in order]), tuple(weight * whole / sum(weights) for weight in weights)
 

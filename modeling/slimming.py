@@ -18,7 +18,7 @@ from torch import nn
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention, keys
 from demo_sdtps.modeling.scores.base import Context, Score, Stage
 from demo_sdtps.modeling.sdtps import select, take
-from demo_sdtps.modeling.tokens import ByModality, Tokens, split_rows
+from demo_sdtps.modeling.tokens import ByModality, Tokens, blank, split_rows
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ class Slimming(nn.Module):
         loss = scorer.loss(own, context)
         if scorer.keeps_own or not self.shared:
             return own, loss
-        voting = [score for modality, score in own.items() if modality not in context.missing] or list(own.values())
-        total = torch.stack(voting).sum(dim=0)
-        return dict.fromkeys(own, total), loss
+        return dict.fromkeys(own, sum_of_present(own, context.missing)), loss
 
     def _drop(self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int) -> Tokens:
         """Keep the patches that are best by the score (B, n), and merge the others as the scorer says (`Score.merge`)."""
@@ -158,13 +156,13 @@ def check_stages(slimming: Slimming, blocks: Sequence[nn.Module], what: str, nam
             check_class_attention(blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}")
 
 
-def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, missing: frozenset[str] = frozenset(),
-                  images: Mapping[str, torch.Tensor] | None = None, foreground: torch.Tensor | None = None) -> Slimmed:
+def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, images: Mapping[str, torch.Tensor] | None = None,
+                  foreground: torch.Tensor | None = None) -> Slimmed:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
     slimmed.
 
-    The images of `missing` modalities are zeros and do not affect what is kept. `images` and `foreground` (B, N), share of
-    each patch in the foreground mask, are for the scores that read them.
+    `images` tell which are missing and do not affect what is kept; they and `foreground` (B, N), share of each patch in the
+    foreground mask, are for the scores that read them.
     """
     names, extras = tuple(stem), dict(images or {})
     rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
@@ -172,8 +170,8 @@ def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, miss
     parts = []
     with backbone.ready(rows[0].device):
         for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            context = Context({}, {}, backbone.grid_size, missing=missing, patch_size=size, patch_stride=stride,
-                              images=dict(zip(extras, part[len(names):], strict=False)),
+            own = dict(zip(extras, part[len(names):], strict=False))
+            context = Context({}, {}, backbone.grid_size, missing=blank(own), images=own, patch_size=size, patch_stride=stride,
                               foreground={} if foreground is None else dict.fromkeys(names, part[-1]))
             parts.append(_run(slimming, backbone, torch.cat(part[:len(names)]), names, context))
     return parts[0] if len(parts) == 1 else _joined(parts)
@@ -192,6 +190,15 @@ def _run(slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequ
     values = values.to(stem.dtype) if backbone.precision else values
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
     return Slimmed(split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss)
+
+
+def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:
+    """Sum (B, n) of scores over the modalities that a triplet has, over all where it has none; `missing` as `Context`'s."""
+    total = torch.stack(list(scores.values()))
+    if not missing:
+        return total.sum(dim=0)
+    absent = torch.stack([missing.get(name, torch.zeros_like(score[:, :1], dtype=torch.bool)) for name, score in scores.items()])
+    return total.masked_fill(absent & ~absent.all(dim=0), 0).sum(dim=0)
 
 
 def patch_shares(mask: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

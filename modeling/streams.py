@@ -51,7 +51,9 @@ class Stream:
         images = self.images()
         rows = {} if images is None else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
         shares = {} if self.foreground is None else split_rows(self.foreground, self.names)
-        return Context({}, {}, self.grid, missing=self.missing, images=rows, foreground=shares, patch_size=self.size,
+        absent = {name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device) for name, image in rows.items()
+                  if name in self.missing}
+        return Context({}, {}, self.grid, missing=absent, images=rows, foreground=shares, patch_size=self.size,
                        patch_stride=self.stride)
 
 

@@ -15,6 +15,11 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
     return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
 
 
+def blank(images: ByModality) -> ByModality:
+    """Whether an image (B, 3, H, W) is missing, that is, zeros: (B, 1) bool by modality."""
+    return {modality: ~image.flatten(1).any(dim=1, keepdim=True) for modality, image in images.items()}
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E others: those that a host has

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.scores.base import Context, Score
-from demo_sdtps.modeling.slimming import remaining_patches
+from demo_sdtps.modeling.slimming import remaining_patches, sum_of_present
 from demo_sdtps.modeling.tokens import ByModality, Tokens
 from demo_sdtps.runtime.errors import UserError
 
@@ -186,9 +186,9 @@ class Editor(Score):
     needs_attention = True
 
     def scores(self, context: Context) -> ByModality:
-        present = [modality for modality in context.tokens if modality not in context.missing] or list(context.tokens)
-        energy = torch.stack([haar_energy(context.images[modality]) for modality in present]).sum(dim=0)
-        strength = F.avg_pool2d(energy, context.patch_size, context.patch_stride).flatten(1)
+        energies = {modality: F.avg_pool2d(haar_energy(context.images[modality]), context.patch_size,
+                                           context.patch_stride).flatten(1) for modality in context.tokens}
+        strength = sum_of_present(energies, context.missing)
         found = {}
         for modality, attention in context.attention.items():
             own = ranks(strength.gather(1, context.positions_of(modality)))

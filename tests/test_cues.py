@@ -62,7 +62,7 @@ def test_a_patch_unlike_the_others_is_distinct():
 def test_the_score_of_sdtps_between_two_blocks(missing, beta):
     """Values and gradients: class tokens guide, without those of missing modalities, whatever SDTPS_GUIDE_MISSING says."""
     score = score_of("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
-    context = replace(context_of(5), missing=frozenset(missing))
+    context = replace(context_of(5), missing={name: torch.ones(3, 1, dtype=torch.bool) for name in missing})
     weights = {modality: {name.replace(modality, "sparse.score_predictor"): part.detach().double().requires_grad_()
                           for name, part in score.score_predictor.named_parameters() if name.startswith(modality)}
                for modality in MODALITIES}
@@ -92,7 +92,7 @@ def test_a_modality_without_tokens_counts_as_missing():
     tokens, class_tokens = ({modality: part[modality] for modality in present}
                             for part in (context.tokens, context.class_tokens))
     found = score.scores(Context(tokens, class_tokens, GRID))
-    expected = score.scores(replace(context, missing=frozenset({"NI"})))
+    expected = score.scores(replace(context, missing={"NI": torch.ones(3, 1, dtype=torch.bool)}))
     assert list(found) == present
     assert all(torch.equal(found[modality], expected[modality]) for modality in present)
 

@@ -93,7 +93,8 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
     ours = SDTPS(WIDTH, (8, 4), PATCHES, guide_missing=False, beta=0.25, use_gumbel=True)
     alone = MultiModalSDTPS(WIDTH, PATCHES, use_gumbel=True)
     alone.load_state_dict(ours.state_dict())
-    context = context_of(4, batch=5, width=WIDTH, grid=(8, 4), missing=frozenset(missing))
+    context = context_of(4, batch=5, width=WIDTH, grid=(8, 4),
+                         missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing})
     context = replace(context, global_feats={m: part + 1 for m, part in context.class_tokens.items()})
     torch.manual_seed(seeded(5))
     found = ours(context)

@@ -91,13 +91,45 @@ def test_every_case_of_missing_modalities(score):
     for missing, found in zip(CASES, together, strict=True):
         zeroed = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
         noise = {name: torch.randn_like(image) if name in missing else image for name, image in images.items()}
-        alone = [model.encode(zeroed, cameras, missing), *model.encode_cases(noise, cameras, [missing])]
+        alone = [model.encode(zeroed, cameras), *model.encode_cases(noise, cameras, [missing])]
         for other in alone:
             rows = alike(found, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
                     assert_close(getattr(other, part)[name][rows], getattr(found, part)[name][rows], *SCORE, *SCORE)
-        assert found.missing == missing and all(found.positions[name] is found.stages[-1].kept[name] for name in MODALITIES)
+        assert all(found.missing[name].eq(name in missing).all() for name in MODALITIES)
+        assert all(found.positions[name] is found.stages[-1].kept[name] for name in MODALITIES)
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
+def test_triplets_of_a_batch_miss_different_modalities(is_shared):
+    """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
+    model = trained(slim_model("supervised", "MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True,
+                               "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model.slimming.train()
+    images, cameras = random_images(8, batch=len(CASES))
+    images = exact(with_masks(images))
+    for row, case in enumerate(CASES):
+        for name in case:
+            images[name][row] = 0
+    together = model.encode(images, cameras)
+    own = [model.encode({name: image[row:row + 1] for name, image in images.items()}, cameras[row:row + 1])
+           for row in range(len(CASES))]
+    for name in MODALITIES:
+        for stage, *stages in zip(together.stages, *(one.stages for one in own), strict=True):
+            assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
+        assert_close(together.tokens[name], torch.cat([one.tokens[name] for one in own]), *SCORE, *SCORE)
+        score, parts = model.sdtps(together)[name].score, [model.sdtps(one)[name].score for one in own]
+        assert_close(score, torch.cat(parts), *SCORE, *SCORE)
+    assert_close(together.loss, torch.stack([one.loss for one in own]).mean(dim=0), *SCORE)
+    (head,) = [dict(model.slimming.scores[0].heads)["NI"][-1]]
+    expected = torch.autograd.grad(sum(one.loss for one in own) / len(own), head.weight)[0]
+    found, = torch.autograd.grad(together.loss, head.weight)
+    assert_close(found, expected, *SCORE, *SCORE)
+    seen = [row for row, case in enumerate(CASES) if "NI" not in case]
+    blanks = [row for row in range(len(CASES)) if row not in seen]
+    logits = torch.autograd.grad(together.loss, together.stages[0].score["NI"], allow_unused=True)[0] if not is_shared else None
+    assert logits is None or (logits[blanks].eq(0).all() and logits[seen].ne(0).all())
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ class Context:
     class_tokens: ByModality  # (B, C)
     grid: tuple[int, int]  # (rows, columns) of patches
     global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
-    missing: frozenset[str] = frozenset()  # modalities whose images are zeros
+    missing: ByModality = field(default_factory=dict)  # (B, 1) bool: whether the image is zeros; a modality left out has all
     attention: ByModality = field(default_factory=dict)  # (B, heads, N) over the patches; empty for none
     keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
     sizes: ByModality = field(default_factory=dict)  # (B, N) patches merged into each (`Tokens.sizes`); empty for none

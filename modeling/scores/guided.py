@@ -47,11 +47,11 @@ class GuidedScore(Score):
         return {"MLP": predict(self.mlp(context.modality), tokens),
                 **{modality: by_index[index] for index, modality in enumerate(MODALITIES)}}
 
-    def _guided(self, tokens: torch.Tensor, context: Context) -> tuple[torch.Tensor, tuple[float, ...]]:
+    def _guided(self, tokens: torch.Tensor, context: Context) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
         """→ guidance (G, B, N) in `guide_order` and its weights."""
         found = context.global_feats or context.class_tokens
-        missing = [modality not in found or (modality in context.missing and not self.guide_missing)
-                   for modality in MODALITIES]
+        absent = {} if self.guide_missing else context.missing
+        missing = [modality not in found or absent.get(modality, False) for modality in MODALITIES]
         # A modality without tokens has the weight 0, whatever stands in its place.
         global_feats = [found.get(modality, found[context.modality]) for modality in MODALITIES]
         guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)

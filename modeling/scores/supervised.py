@@ -18,7 +18,7 @@ class Supervised(Score):
     """LayerNorm → Linear(HIDDEN) → GELU → Linear(1) by modality; its logit is the score.
 
     The loss is `loss_weight` (MODEL.SLIM_LOSS_WEIGHT) times the binary cross-entropy against the patch's share of the
-    foreground (`Context.foreground`); its gradient reaches the backbone.
+    foreground (`Context.foreground`), 0 for a missing image; its gradient reaches the backbone.
     """
 
     def __init__(self, width: int, grid: tuple[int, int], loss_weight: float = 5.0,
@@ -34,7 +34,8 @@ class Supervised(Score):
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
         if not (self.training and context.foreground):
             return None
-        losses = [F.binary_cross_entropy_with_logits(score, context.foreground[modality].float())
+        weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
+        losses = [F.binary_cross_entropy_with_logits(score, context.foreground[modality].float(), weights.get(modality))
                   for modality, score in scores.items()]
         return self.loss_weight * torch.stack(losses).mean()
 
