@@ -4,7 +4,7 @@ import re
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
-from demo_sdtps.config.common import CLIP_BACKBONE, HUB
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB, MISSING_CASES
 from demo_sdtps.config.scores import reads_masks, score_entry
 from demo_sdtps.runtime.errors import UserError
 
@@ -35,6 +35,10 @@ def check_cfg(cfg: CfgNode) -> None:
                         f"own; set it to 0{others}.")
     backbone_class(name)
     check_device(cfg)
+    present, missing = {modality[0].lower() for modality in cfg.MODEL.MODALITIES}, set(cfg.TEST.MISS)
+    if cfg.TEST.MISS in MISSING_CASES and not missing < present:
+        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but MODEL.MODALITIES is {cfg.MODEL.MODALITIES}; leave out some of "
+                        "these and not all.")
 
 
 def check_stages(model: CfgNode) -> None:

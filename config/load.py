@@ -18,6 +18,7 @@ DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list", tuple: "a list"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
+BASE = "_BASE_"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"  # the configurations of the package
 
 
@@ -50,7 +51,8 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
-        _merge(cfg, schema, flatten(read_yaml(path, "configuration", advice), schema), str(path))
+        for place, content in with_bases(path, advice):
+            _merge(cfg, schema, flatten(content, schema), str(place))
     given = list(pairs_of(opts))
     _merge(cfg, schema, iter(given), "the command line")
     if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in dict(given):
@@ -60,6 +62,19 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
     schema.check(cfg)
     cfg.freeze()
     return cfg
+
+
+def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
+    """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first base
+    first: paths and sections. Raises `UserError` as `read_yaml`, and where a file starts from itself."""
+    found: list[tuple[Path, dict]] = []
+    while path.resolve() not in [place.resolve() for place, _ in found]:
+        content = read_yaml(path, "configuration", advice)
+        found.insert(0, (path, content))
+        if not (base := content.pop(BASE, None)):
+            return found
+        path = path.parent / str(base)
+    raise UserError(f"The configuration {path} starts from itself ({BASE}); remove one of the lines.")
 
 
 def read_yaml(path: Path, kind: str, advice: str) -> dict:
@@ -99,8 +114,9 @@ def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
 
     Raises `UserError` for a file that cannot be read.
     """
-    content = read_yaml(_config_path(Path(config)), "configuration", f"give an existing YAML file such as {schemas[0].example}")
-    fitting = (schema for schema in schemas if all(name in schema.by_name for name, _ in flatten(content, schema)))
+    files = with_bases(_config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}")
+    fitting = (schema for schema in schemas
+               if all(name in schema.by_name for _, content in files for name, _ in flatten(content, schema)))
     return next(fitting, schemas[0])
 
 

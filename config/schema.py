@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import MISSING_CASES
+from demo_sdtps.config.common import MISSING_CASES, MODALITIES
 
 
 class Key(NamedTuple):
@@ -77,6 +77,8 @@ KEYS = (
         ("no", "yes", "auto")),
 
     Key("MODEL.NAME", "DeMo", "the model", ("DeMo",)),
+    Key("MODEL.MODALITIES", list(MODALITIES), "modalities that the model reads, in this order; images of others are not",
+        lambda value: value and value == [name for name in MODALITIES if name in value], "some of RGB, NI, TI, in this order"),
     Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one, else the CPU), cpu, cuda or cuda:N"),
     Key("MODEL.DEVICE_ID", "0", "number of the GPU that MODEL.DEVICE auto or cuda means",
         lambda value: value.isdecimal() and len(value) < 4, "the number of one GPU"),
@@ -152,14 +154,22 @@ KEYS = (
         lambda value: 0 <= value <= LONGEST_SIDE, f"0 or greater, at most {LONGEST_SIDE}"),
     Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for the three modalities of a triplet, so that a "
         "patch is the same place in each"),
+    Key("INPUT.MODALITY_DROPOUT", 0.0, "probability of each modality of a training triplet to be dropped (its image becomes "
+        "zeros), never of all", *BELOW_ONE),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean that images in [0, 1] are normalised with", three_numbers,
         "three numbers"),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with",
         lambda value: three_numbers(value, least=0), "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, or one of your "
-        "own (docs/data.md)"),
-    Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder"),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic; own data: Folder, CSV "
+        "(docs/data.md)"),
+    Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder; of Folder the one with train, query and "
+        "gallery, of CSV the table"),
+    Key("DATASETS.FOLDERS", [], "NAME=FOLDER for folders of Folder with other names than train, query, gallery, RGB, NI, TI, "
+        "'.' for none, such as [train=bounding_box_train, RGB=.]", lambda value: all(type(entry) is str for entry in value),
+        "a list of texts NAME=FOLDER"),
+    Key("DATASETS.PATTERN", r"(?P<identity>\d{6})_cam(?P<camera>\d+)",
+        "regular expression of identity and camera in the names of Folder's images"),
     Key("DATASETS.VERIFY", False, "decode every image before training and list those that cannot be read"),
     Key("DATASETS.CACHE", "auto", "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
         ("auto", *YES_NO)),

@@ -1,5 +1,5 @@
 """Data sets: readers, transforms, samplers and loaders."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
+from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.runtime.errors import nearest
 
 NAMES = (
@@ -15,10 +16,16 @@ NAMES = (
     "MSVR310",
     "WMVeID863",
     "Synthetic",
+    "Folder",
+    "CSV",
 )
 """Values of DATASETS.NAMES. A new data set is one file, named in lower case, and one line here."""
 
-READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
+OWN: dict[str, Callable[[CfgNode], Reader]] = {"Folder": folder_reader, "CSV": csv_reader}
+"""Data sets that depend on further keys of the configuration."""
+
+READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
+                              if name not in OWN}
 
 __all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
 
@@ -26,15 +33,15 @@ __all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity
 def reader_of(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
     name = cfg.DATASETS.NAMES
-    if name not in READERS:
-        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, READERS))}"
-                        f"{nearest(name, READERS)}.")
-    return READERS[name]
+    if name not in NAMES:
+        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, NAMES))}{nearest(name, NAMES)}.")
+    return OWN[name](cfg) if name in OWN else READERS[name]
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
-    """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`; None is unknown."""
-    if data_set not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
+    """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
+    unknown."""
+    if cfg.DATASETS.NAMES not in OWN and data_set not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
         raise UserError(f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
                         f"use a configuration for {data_set} or other weights.")
 

@@ -20,10 +20,15 @@ VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data se
 class Sample:
     """One triplet."""
 
-    paths: tuple[str, ...]  # of RGB, NI and TI, or a single one of an image with the three side by side
+    paths: tuple[str | None, ...]  # of RGB, NI and TI, None for one that is absent; or one with the three side by side
     identity: int  # as on disk
     camera: int  # from 0
     scene: int = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the images there are, at least one."""
+        return tuple(filter(None, self.paths))
 
 
 @dataclass(frozen=True)

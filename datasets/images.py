@@ -17,8 +17,8 @@ except ImportError:  # not built for this platform: Pillow gives the same pixels
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.runtime.progress import progress
 
-Paths = tuple[str, ...]
-Images = tuple[torch.Tensor, ...]
+Paths = tuple[str | None, ...]  # None: there is no such image
+Images = tuple[torch.Tensor | None, ...]
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -65,15 +65,19 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
     return image.cpu().expand(COLOURS, -1, -1)
 
 
-def decode_triplet(paths: Paths) -> Images:
-    """RGB, NI and TI, each uint8 (3, H, W), from three files or one with the three side by side. Raises `UserError`."""
+def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
+    """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and TI
+    side by side. Raises `UserError`."""
+    places = map(MODALITIES.index, modalities)
     if len(paths) == len(MODALITIES):
-        return tuple(map(decode, paths))
+        return tuple(None if path is None else decode(path) for path in map(paths.__getitem__, places))
+    assert paths[0]
     image = decode(paths[0])
     if image.shape[2] % len(MODALITIES):
         raise UserError(f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
                         f"side by side, equally wide{ADVICE}")
-    return image.chunk(len(MODALITIES), dim=2)
+    parts = image.chunk(len(MODALITIES), dim=2)
+    return tuple(parts[place] for place in places)
 
 
 def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> list[Images]:

@@ -3,6 +3,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,12 @@ from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
 from demo_sdtps.datasets.transforms import (
+    DropModalities,
     Each,
     JointTrainTransform,
     MaskedTestTransform,
     TrainTransform,
+    parted,
     test_transform,
 )
 from demo_sdtps.runtime.threads import cpu_cores
@@ -36,11 +39,14 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
 class ImageDataset(Dataset):
     """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[source_of[i]]` (default: `paths[i]`).
 
-    A key is an index, or (index, seed) where the transform draws from a generator with that seed.
+    A key is an index, or (index, seed) where the transform draws from a generator with that seed. `modalities` are those of a
+    sample's images.
     """
 
     def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,
-                 decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None):
+                 decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None,
+                 modalities: Sequence[str] = MODALITIES):
+        self.modalities = tuple(modalities)
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
         self.images = decode_all(paths, decode) if cache else None
@@ -83,11 +89,13 @@ def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], tr
     transform: Transform
     if training:
         transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
+        transform = DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT) if cfg.INPUT.MODALITY_DROPOUT else transform
     else:
         transform = MaskedTestTransform(cfg) if masks else Each(test_transform(cfg))
-    paths, decode = triplet_files(samples, masks), decode_masked_triplet if masks else decode_triplet
+    paths = triplet_files(samples, masks)
+    decode = partial(decode_masked_triplet if masks else decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES))
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, decode), decode)
+    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, decode), decode, modalities=cfg.MODEL.MODALITIES)
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
@@ -123,7 +131,8 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 def batches(loader: DataLoader) -> Iterator[Batch]:
     """Batches of triplets with prefetch, the masks among the images as MASK. Raises `UserError` where one cannot be read."""
     for images, labels, cameras, *masks in collated_batches(loader):
-        yield dict(zip((*MODALITIES, MASK), (*images, *masks), strict=False)), torch.tensor(labels), torch.tensor(cameras)
+        names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
+        yield dict(zip(names, (*images, *masks), strict=False)), torch.tensor(labels), torch.tensor(cameras)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -149,22 +158,23 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Im
     """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(paths) * sum(image.numel() for image in decode(paths[0])) <= CACHE_LIMIT
+    return len(paths) * sum(image.numel() for image in decode(paths[0]) if image is not None) <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple | UserError:
     """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among them.
 
-    A fourth image of each sample, the mask, is stacked apart and comes last: (B, 1, H, W).
+    The mask of each sample, its last image, is stacked apart and comes last: (B, 1, H, W).
     """
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
     images, *targets = zip(*items, strict=True)
     by_place = list(zip(*images, strict=True))
+    count = len(by_place) - len(parted(images[0])[1])
     # A single tensor, since each tensor from a loading process costs over a millisecond.
-    stacked = torch.stack([image for modality in by_place[:len(MODALITIES)] for image in modality])
-    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *map(torch.stack, by_place[len(MODALITIES):])
+    stacked = torch.stack([image for modality in by_place[:count] for image in modality])
+    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *map(torch.stack, by_place[count:])
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:

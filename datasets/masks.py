@@ -16,7 +16,7 @@ ADVICE = ("; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with 
 
 def mask_path(sample: Sample) -> Path:
     """File of a triplet's mask: in MASK/ beside the folders of three images, or beside one image that holds all three."""
-    image = Path(sample.paths[0])
+    image = Path(sample.files[0])
     folder = image.parent.parent if len(sample.paths) == len(MODALITIES) else image.parent
     return folder / MASK / f"{image.stem}.png"
 
@@ -37,6 +37,8 @@ def decode_mask(path: str) -> torch.Tensor:
     return decode(path, ADVICE)[:1].contiguous()
 
 
-def decode_masked_triplet(paths: Paths) -> Images:
-    """RGB, NI and TI, each uint8 (3, H, W), and the mask (1, h, w), whose file is the last path. Raises `UserError`."""
-    return *decode_triplet(paths[:-1]), decode_mask(paths[-1])
+def decode_masked_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
+    """`decode_triplet`, and the mask (1, h, w), whose file is the last path. Raises `UserError`."""
+    *images, mask = paths
+    assert mask
+    return *decode_triplet(tuple(images), modalities), decode_mask(mask)

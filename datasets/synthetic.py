@@ -28,7 +28,7 @@ def made(root: Path) -> dict[str, dict[str, int]] | None:
 
 def light(sample: Sample) -> str:
     """"day" or "night", which the file names of tools/make_synthetic.py tell; "" for an image of another data set."""
-    path = Path(sample.paths[0])
+    path = Path(sample.files[0])
     match = re.fullmatch(r"\d+_cam\d_([01])_\d+", path.stem)
     return ("day", "night")[int(match[1])] if match and (path.parents[2] / MARKER).is_file() else ""
 

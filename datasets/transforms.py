@@ -13,9 +13,8 @@ import torch
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
-
 Transform = Callable[..., torch.Tensor]
+Decoded = Sequence[torch.Tensor | None]  # the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
 Generator = random.Random | ModuleType  # Python's random generator; the module `random` is the global one
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
@@ -69,12 +68,12 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class Each:
-    """The same transform of each image of a sample, which draws for itself."""
+    """The same transform of each image of a sample, which draws for itself; an absent one is zeros."""
 
     transform: Transform
 
-    def __call__(self, images: Sequence[torch.Tensor], *draw: Generator) -> list[torch.Tensor]:
-        return [self.transform(image, *draw) for image in images]
+    def __call__(self, images: Decoded, *draw: Generator) -> list[torch.Tensor]:
+        return with_blanks([None if image is None else self.transform(image, *draw) for image in images])
 
 
 class JointTrainTransform:
@@ -87,11 +86,42 @@ class JointTrainTransform:
         self.image = TrainTransform(cfg)
         self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
 
-    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
-        geometry, count = self.image.geometry(draw), len(MODALITIES)
-        placed = (self.image.place(image, geometry) for image in images[:count])
-        masks = (self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in images[count:])
-        return [*(self.image.normalise_and_erase(image, draw) for image in placed), *masks]
+    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
+        geometry, (images, masks) = self.image.geometry(draw), parted(images)
+        placed = [None if image is None else self.image.place(image, geometry) for image in images]
+        shown = with_blanks([None if image is None else self.image.normalise_and_erase(image, draw) for image in placed])
+        return [*shown, *(self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in masks)]
+
+
+@dataclass(frozen=True)
+class DropModalities:
+    """A transform of samples, which then drops whole modalities, each with a probability but never all: their images become
+    zeros (INPUT.MODALITY_DROPOUT)."""
+
+    transform: Callable[..., list[torch.Tensor]]
+    probability: float
+
+    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
+        present = [place for place, image in enumerate(parted(images)[0]) if image is not None]
+        made = self.transform(images, draw)
+        dropped = [place for place in present if draw.random() < self.probability]
+        if len(dropped) == len(present):
+            dropped.remove(draw.choice(dropped))
+        for place in dropped:
+            made[place].zero_()
+        return made
+
+
+def parted(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
+    """The images of a sample, and its mask, which has one channel, as a list of one or none."""
+    masks = [image for image in images[-1:] if image is not None and image.shape[0] == 1]
+    return images[:len(images) - len(masks)], masks
+
+
+def with_blanks(images: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Images (3, H, W) with zeros in place of absent ones."""
+    shown = next(image for image in images if image is not None)
+    return [torch.zeros_like(shown) if image is None else image for image in images]
 
 
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
@@ -132,9 +162,9 @@ class MaskedTestTransform:
         self.mask = v2.Compose([v2.Resize(list(cfg.INPUT.SIZE_TEST), interpolation=v2.InterpolationMode.BILINEAR),
                                 v2.ToDtype(torch.float32, scale=True)])
 
-    def __call__(self, images: Sequence[torch.Tensor], draw: Generator = random) -> list[torch.Tensor]:
+    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
         *images, mask = images
-        return [*map(self.image, images), self.mask(mask)]
+        return [*Each(self.image)(images), self.mask(mask)]
 
 
 def resize_and_normalise(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:

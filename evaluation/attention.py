@@ -10,7 +10,6 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
-from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import check_finite
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.tokens import ByModality, Tokens, split_rows
@@ -108,7 +107,7 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
         patches = {name: selection.tokens for name, selection in model.sdtps(context).items()}
     weights = model.hdm.weights(patches, context.global_feats)
     shares = {subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
-              for subset, names in SUBSETS.items()}
+              for subset, names in model.hdm.subsets.items()}
     gates = model.atmoe.gates(model.hdm(patches, context.global_feats)) if model.atmoe else None
     return FusionWeights(shares, gates)
 
@@ -117,7 +116,7 @@ def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     """Encoded triplets with their gradients, and the input of every block."""
     seen_images = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
-    seen_images |= {name: seen_images[name].detach().requires_grad_() for name in MODALITIES}
+    seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
     with recorded(model.backbone) as seen, torch.enable_grad():
         context = model.encode(seen_images, cameras)
     check_finite("The tokens of the images", context.tokens.values())

@@ -19,6 +19,11 @@ CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
 
 
+def cases_of(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Those of CASES that leave some of `modalities` and miss none that is not among them."""
+    return {name: missing for name, missing in CASES.items() if missing < set(modalities)}
+
+
 def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]] | None = None,
                      total: int | None = None) -> list[dict[int, torch.Tensor]]:
     """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.

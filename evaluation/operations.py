@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
@@ -17,9 +16,9 @@ from demo_sdtps.modeling.inference import evaluating, inference
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
 PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
                "minimum", "mul", "neg", "pow", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
-FREE = ("__or__", "aminmax", "argsort", "avg_pool2d", "expand_as", "flip", "full_like", "gt", "index_copy", "kthvalue", "le",
-        "masked_fill", "ones_like", "pad", "rand", "repeat", "repeat_interleave", "scatter", "searchsorted", "sort", "topk",
-        "unflatten", "view_as", "where")
+FREE = ("__and__", "__or__", "all", "aminmax", "any", "argsort", "avg_pool2d", "bitwise_not", "expand_as", "flip",
+        "full_like", "gt", "index_copy", "kthvalue", "le", "masked_fill", "ones_like", "pad", "rand", "repeat",
+        "repeat_interleave", "scatter", "searchsorted", "sort", "topk", "unflatten", "view_as", "where")
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     Matrix products count fully, attention fused or not; norms as fvcore counts them; other arithmetic once per element of the
     result. Operators without a rule count as 0, with a warning in the log.
     """
-    images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in MODALITIES}
+    images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in model.modalities}
     images |= {MASK: torch.zeros(1, 1, *cfg.INPUT.SIZE_TEST)} if reads_masks(cfg, training=False) else {}
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
@@ -71,7 +70,7 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps:
-        return 1 + model.sdtps.part(MODALITIES[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
+        return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
     return 1 + (model.slimming.counts(model.backbone.num_patches)[-1] if model.slimming else model.backbone.num_patches)
 
 

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.extraction import cases_of, extract_features
 from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
@@ -86,7 +86,7 @@ def exclude_key(cfg: CfgNode) -> str:
 
 def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Raises `UserError` as `extract_features`."""
-    cases = CASES if cfg.TEST.MISS == "all" else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+    cases = cases_of(model.modalities) if cfg.TEST.MISS == "all" else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = next(model.parameters()).device
     return broadcast_from_main(lambda: {

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.extraction import CASES, cases_of
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.inference import check_features, check_finite
 from demo_sdtps.modeling.scores.base import Context
@@ -72,23 +72,24 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
     `lights` are "day", "night" or "" for each image. Raises `UserError` for an image that cannot be read, and for scores that
     are not finite.
     """
-    device = next(model.parameters()).device
+    device, cases = next(model.parameters()).device, cases_of(model.modalities)
     numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
     sums: dict[str, torch.Tensor] = {}
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
         images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
         cameras, relevant = cameras.to(device), relevant.to(device)
-        for case, context in zip(CASES, model.encode_cases(images, cameras, list(CASES.values())), strict=True):
+        contexts = model.encode_cases(images, cameras, list(cases.values()))
+        for (case, missing), context in zip(cases.items(), contexts, strict=True):
             if case == COMPLETE:
                 for modality, vectors in context.global_feats.items():
                     sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
-            for name, by_modality in choices(model, context, CASES[case]).items():
+            for name, by_modality in choices(model, context, missing).items():
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
     whole = {key: torch.cat(parts) for key, parts in numbers.items()}
-    found = {name: {case: _rows(whole, name, case) for case in CASES} for name in dict.fromkeys(name for name, *_ in whole)}
+    found = {name: {case: _rows(whole, name, case) for case in cases} for name in dict.fromkeys(name for name, *_ in whole)}
     shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
     by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
     count = len(foreground)
@@ -124,7 +125,7 @@ def choices(model: DeMo, context: Context, missing: frozenset[str] = frozenset()
     """
     check_context(context)
     found: dict[str, dict[str, Choice]] = {}
-    present = [modality for modality in MODALITIES if modality not in missing]
+    present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(context.stages, start=1):
         check_finite("The scores of the patches", (stage.score[modality] for modality in present))
         found[f"stage {number}"] = {
@@ -154,7 +155,7 @@ def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor
 def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
           images: torch.Tensor | slice = slice(None)) -> Measures:
     """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
-    rows: Measures = {modality: {} for modality in MODALITIES if modality not in CASES[case]}
+    rows: Measures = {modality: {} for whose, when, modality, _ in numbers if (whose, when) == (name, case)}
     for (whose, when, modality, measure), values in numbers.items():
         if (whose, when) == (name, case) and not values[images].isnan().all():
             rows[modality][measure] = values[images].nanmean().item()

@@ -16,6 +16,7 @@ METRICS = "metrics.json"
 RANKS = (1, 5, 10)
 MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18
+COUNTS = {2: "two", 6: "six"}  # cases of missing modalities of two and of three
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 Record = Mapping[str, Mapping[str, float]]
@@ -62,9 +63,11 @@ def missing_table(records: Mapping[str, Record]) -> str:
 def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
     """Records by case of missing modalities, under the names of `case_name`, and the mean of all cases but the complete one."""
     incomplete = [record for case, record in records.items() if missing_modalities(case)]
+    if not incomplete:  # a model of one modality
+        return dict(records)
     mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
             for pattern, row in incomplete[0].items()}
-    return {**{case_name(case): record for case, record in records.items()}, "mean of the six": mean}
+    return {**{case_name(case): record for case, record in records.items()}, f"mean of the {COUNTS[len(incomplete)]}": mean}
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float]], corner: str = "") -> str:

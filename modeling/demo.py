@@ -1,6 +1,7 @@
 """The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from timm.layers import QuickGELU
@@ -11,7 +12,7 @@ from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
+from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.scores.base import Context
 from demo_sdtps.modeling.scores.guided import SDTPS
@@ -25,11 +26,11 @@ ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
 class PIFE(nn.Module):
     """Mixes the mean of each modality's patch tokens into its global feature (docs/method.md)."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, modalities: Sequence[str]):
         super().__init__()
         self.reduce = nn.ModuleDict({
             modality: nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU())
-            for modality in MODALITIES})
+            for modality in modalities})
 
     def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
         """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
@@ -38,7 +39,7 @@ class PIFE(nn.Module):
 
 
 class DeMo(nn.Module):
-    """Multi-modal re-identification from triplets of images.
+    """Multi-modal re-identification from triplets of images, or those of fewer `modalities` (MODEL.MODALITIES).
 
     In training a forward returns a `TrainingOutput`, in evaluation the feature of one return pattern. `head_weights` are the
     weights of the heads' losses, `widths` the widths of their features, `columns` the columns of each return pattern in
@@ -47,19 +48,21 @@ class DeMo(nn.Module):
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
-        self.num_class, self.camera_num = num_class, camera_num
+        self.num_class, self.camera_num, self.modalities = num_class, camera_num, tuple(cfg.MODEL.MODALITIES)
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
-        self.pife = PIFE(width) if cfg.MODEL.GLOBAL_LOCAL else None
+        self.pife = PIFE(width, self.modalities) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
-        self.hdm = HDM(width) if cfg.MODEL.HDM else None
-        self.atmoe = ATMoE(width, cfg.MODEL.HEAD) if cfg.MODEL.ATM else None
+        subsets = len(subsets_of(self.modalities))
+        self.hdm = HDM(width, modalities=self.modalities) if cfg.MODEL.HDM else None
+        self.atmoe = ATMoE(width, cfg.MODEL.HEAD, subsets) if cfg.MODEL.ATM else None
         self.one_head = cfg.MODEL.DIRECT == 1
 
-        enhanced = {"sdtps": len(MODALITIES) * width} if self.sdtps else {}
-        enhanced |= {"moe": len(SUBSETS) * width} if self.hdm else {}
-        original = {"original": len(MODALITIES) * width} if self.one_head else dict.fromkeys(MODALITIES, width)
+        whole = len(self.modalities) * width
+        enhanced = {"sdtps": whole} if self.sdtps else {}
+        enhanced |= {"moe": subsets * width} if self.hdm else {}
+        original = {"original": whole} if self.one_head else dict.fromkeys(self.modalities, width)
         self.enhanced, self.widths = tuple(enhanced), enhanced | original
         width = sum(original.values())
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
@@ -73,7 +76,7 @@ class DeMo(nn.Module):
         patches = self.slimming.counts(self.backbone.num_patches)[-1] if self.slimming else self.backbone.num_patches
         settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
         try:
-            return SDTPS(self.backbone.width, self.backbone.grid_size, patches, **settings)
+            return SDTPS(self.backbone.width, self.backbone.grid_size, patches, modalities=self.modalities, **settings)
         except ValueError as error:
             raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None
 
@@ -168,8 +171,9 @@ class DeMo(nn.Module):
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
         found = self.encode(zeros, cameras)
-        return replace(found, **{field: {name: part[camera_of] for name, part in getattr(found, field).items()}
-                                 for field in ENCODED})
+        rows: dict[str, Any] = {field: {name: part[camera_of] for name, part in getattr(found, field).items()}
+                                for field in ENCODED}
+        return replace(found, **rows)
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
@@ -209,8 +213,9 @@ def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
 def _mixed(seen: Context, blanks: Context, missing: frozenset[str]) -> Context:
     """`seen` with the `missing` modalities of `blanks`."""
     names = [modality for modality in MODALITIES if modality in seen.tokens or modality in blanks.tokens]
-    return replace(seen, **{field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
-                            for field in ENCODED})
+    mixed: dict[str, Any] = {field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
+                             for field in ENCODED}
+    return replace(seen, **mixed)
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> DeMo:

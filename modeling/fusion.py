@@ -19,8 +19,10 @@ SUBSETS = {"r": ("RGB",), "n": ("NI",), "t": ("TI",), "rn": ("RGB", "NI"), "rt":
            "rnt": ("RGB", "NI", "TI")}
 """The modalities that each of HDM's seven queries attends to, by DeMo's names."""
 
-HOLDERS = {modality: [subset for subset, modalities in SUBSETS.items() if modality in modalities] for modality in MODALITIES}
-"""The four subsets that contain a modality. Only these 12 pairs (subset, modality) are computed."""
+
+def subsets_of(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The entries of SUBSETS that have no other modality than these."""
+    return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
 
 HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
@@ -28,16 +30,20 @@ HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 class HDM(nn.Module):
     """Hierarchical decoupling module: a learned query per subset attends to the tokens of the subset's modalities.
 
-    The parameters are those of seven multi-head attentions, stacked in the order of `SUBSETS`. Raises `UserError` for a width
-    that is no multiple of 64.
+    The parameters are those of multi-head attentions, seven of three modalities, stacked in the order of `SUBSETS`. Raises
+    `UserError` for a width that is no multiple of 64.
     """
 
-    def __init__(self, width: int, dropout: float = 0.1):
+    def __init__(self, width: int, dropout: float = 0.1, modalities: Sequence[str] = MODALITIES):
         super().__init__()
+        self.subsets = subsets_of(modalities)
+        # The subsets that contain a modality, four of three modalities: only these pairs (subset, modality) are computed.
+        self.holders = {modality: [name for name, subset in self.subsets.items() if modality in subset]
+                        for modality in modalities}
         if width % HEAD_WIDTH:
             raise UserError(f"MODEL.HDM is True, but the backbone's width {width} is no multiple of {HEAD_WIDTH}, the width of "
                             "attention head; choose another MODEL.TRANSFORMER_TYPE or set MODEL.HDM to False.")
-        count = len(SUBSETS)
+        count = len(self.subsets)
         self.heads, self.dropout = width // HEAD_WIDTH, dropout
         self.query = nn.Parameter(torch.randn(count, width) * width ** -0.5)
         self.in_proj_weight = nn.Parameter(torch.empty(count, 3 * width, width))
@@ -61,7 +67,7 @@ class HDM(nn.Module):
         weights = self.attention(patches, global_feats, self.keys(query_weights, query_bias, key_weights))
         pooled = self.pool(weights, patches, global_feats)
         values, sums = [], []
-        for (subset, modalities), weight in zip(SUBSETS.items(), value_weights, strict=True):
+        for (subset, modalities), weight in zip(self.subsets.items(), value_weights, strict=True):
             tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])  # sum() would add 0 first
             values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
             sums.append(reduce(torch.add, [weights[subset, modality].sum(dim=-1) for modality in modalities]))
@@ -86,7 +92,7 @@ class HDM(nn.Module):
              key_weights: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """W_kᵀq of each subset's heads, (heads, C) by subset; its product with a token is the token's logit."""
         keys = {}
-        for subset, query, *projection, key_weight in zip(SUBSETS, self.query, query_weights, query_bias, key_weights,
+        for subset, query, *projection, key_weight in zip(self.subsets, self.query, query_weights, query_bias, key_weights,
                                                           strict=True):
             query = F.linear(query.unsqueeze(0), *projection) / math.sqrt(HEAD_WIDTH)
             keys[subset] = (query.view(self.heads, 1, HEAD_WIDTH) @ self._by_head(key_weight)).squeeze(1)
@@ -97,12 +103,12 @@ class HDM(nn.Module):
         """→ weights (B, heads, 1 + N) by (subset, modality), the global's first; without dropout a subset's sum to 1."""
         logits: dict[tuple[str, str], torch.Tensor] = {}
         weights: dict[tuple[str, str], torch.Tensor] = {}
-        for modality, subsets in HOLDERS.items():
+        for modality, subsets in self.holders.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
             seen = torch.cat([F.linear(global_feats[modality], key).unsqueeze(-1),
                               torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2))], dim=-1)
             logits |= {(subset, modality): own for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)}
-        for subset, modalities in SUBSETS.items():
+        for subset, modalities in self.subsets.items():
             own = torch.cat([logits[subset, modality] for modality in modalities], dim=-1).softmax(dim=-1)
             parts = F.dropout(own, self.dropout, self.training).chunk(len(modalities), dim=-1)
             weights |= {(subset, modality): part for modality, part in zip(modalities, parts, strict=True)}
@@ -112,7 +118,7 @@ class HDM(nn.Module):
              global_feats: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
         """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
         pooled: dict[tuple[str, str], torch.Tensor] = {}
-        for modality, subsets in HOLDERS.items():
+        for modality, subsets in self.holders.items():
             own = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
             sums = torch.bmm(own[..., 1:], patches[modality]).add_(own[..., :1] * global_feats[modality].unsqueeze(1))
             pooled |= {(subset, modality): part for subset, part in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)}
@@ -124,17 +130,18 @@ class HDM(nn.Module):
 
 
 class ATMoE(nn.Module):
-    """Attention-triggered mixture of experts: HEAD experts for each of HDM's features, weighted by attention between them.
+    """Attention-triggered mixture of experts: HEAD experts for each of HDM's `count` features, weighted by attention between
+    them.
 
     Raises `UserError` for a width that is no multiple of the number of heads.
     """
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, count: int = len(SUBSETS)):
         super().__init__()
         if width % heads:
             raise UserError(f"MODEL.HEAD is {heads}, which does not divide the backbone's width {width}; choose a divisor such "
                             f"as {next(count for count in range(heads, 0, -1) if width % count == 0)}.")
-        count, self.heads, self.head_width = len(SUBSETS), heads, width // heads
+        self.heads, self.head_width = heads, width // heads
         self.gate = nn.Sequential(nn.Linear(count * width, width), QuickGELU(), nn.BatchNorm1d(width))
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)

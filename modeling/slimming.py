@@ -135,9 +135,8 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     from demo_sdtps.modeling.scores import make_score
 
     model, width = cfg.MODEL, backbone.vit.embed_dim
-    slimming = Slimming(model.SLIM_BLOCKS, model.SLIM_KEEP,
-                        [make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size) for _ in model.SLIM_BLOCKS],
-                        model.SLIM_MERGE, model.SLIM_SHARED)
+    scores = [make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size, model.MODALITIES) for _ in model.SLIM_BLOCKS]
+    slimming = Slimming(model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
     names = tuple(f"MODEL.SLIM_{name.upper()}" for name in NAMES)
     check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE)
     remaining_patches(backbone.num_patches, model.SLIM_KEEP, names[1])
@@ -197,7 +196,8 @@ def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:
     total = torch.stack(list(scores.values()))
     if not missing:
         return total.sum(dim=0)
-    absent = torch.stack([missing.get(name, torch.zeros_like(score[:, :1], dtype=torch.bool)) for name, score in scores.items()])
+    none = torch.zeros_like(total[0, :, :1], dtype=torch.bool)
+    absent = torch.stack([missing.get(name, none) for name in scores])
     return total.masked_fill(absent & ~absent.all(dim=0), 0).sum(dim=0)
 
 

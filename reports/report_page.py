@@ -103,7 +103,7 @@ def left_out(data: TestData, found: Analysis, samples: int, thumbnails: int) -> 
 def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
     where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
-    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": Path(sample.paths[0]).name}
+    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": Path(sample.files[0]).name}
 
 
 def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, with_values
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import check_trained_on
-from demo_sdtps.datasets.images import as_image
+from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
@@ -29,7 +29,6 @@ from demo_sdtps.runtime.device import choose_device
 
 ADVICE = "; replace it or leave it out."
 FEW = 256  # triplets up to which no loading processes are started
-BLANK = np.zeros((1, 1, 3), np.uint8)
 
 Item = Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
 Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
@@ -106,7 +105,11 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         found = np.empty((len(triplets), self.widths[pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
-            by_case[frozenset(name for name, item in zip(MODALITIES, triplet, strict=True) if item is None)].append(number)
+            missing = frozenset(name for name in self.model.modalities if triplet[MODALITIES.index(name)] is None)
+            if len(missing) == len(self.model.modalities):
+                raise UserError(f"Triplet {number} (counted from 0) has no image of {', '.join(self.model.modalities)}, which "
+                                "the model reads; give one or leave the triplet out.")
+            by_case[missing].append(number)
         with mean_camera(self.model.backbone):
             for missing, numbers in by_case.items():
                 loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
@@ -126,8 +129,9 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
-                               decode=_decode)
+        read = [tuple(triplet[MODALITIES.index(name)] for name in self.model.modalities) for triplet in triplets]
+        dataset = ImageDataset(read, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
+                               decode=_decode, modalities=self.model.modalities)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
@@ -174,6 +178,6 @@ def _as_list(items: Items) -> list[Item]:
     return [items] if is_single else list(items)
 
 
-def _decode(triplet: tuple[Item, ...]) -> tuple[torch.Tensor, ...]:
-    """Images uint8 (3, H, W); a missing one, which the model does not look at, is a black pixel."""
-    return tuple(as_image(BLANK if item is None else item, ADVICE) for item in triplet)
+def _decode(triplet: tuple[Item, ...]) -> Images:
+    """Images uint8 (3, H, W), None for a missing one."""
+    return tuple(None if item is None else as_image(item, ADVICE) for item in triplet)

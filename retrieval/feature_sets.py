@@ -28,7 +28,7 @@ ADVICE = "run the export again, with --overwrite if it refuses"
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Features of n samples in blocks of float32; `ids`, `cams` and `scenes` (n,) int64, `names` the first path of each sample,
+    """Features of n samples in blocks of float32; `ids`, `cams` and `scenes` (n,) int64, `names` the first file of each sample,
     `settings` the values of SETTINGS."""
 
     place: Path
@@ -55,20 +55,20 @@ class Names(Sequence):
     def __getitem__(self, row):
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         place = int(row - self.starts[number])
-        return self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))[0].split("\0")[0]
+        return self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))[0].strip("\0").split("\0")[0]
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
     """Labels of samples, int64 (n,), and their paths, separated by zeros, as columns of a store."""
     labels = {name: np.array([getattr(sample, label) for sample in samples], np.int64) for name, label in LABELS.items()}
-    return {**labels, "paths": ["\0".join(sample.paths) for sample in samples]}
+    return {**labels, "paths": ["\0".join(path or "" for path in sample.paths) for sample in samples]}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
     """Digest of the samples in their order: paths, labels, and sizes and times of modification of the files."""
     digest = hashlib.sha256()
     for sample in progress(samples, "looking at the files", unit="sample"):
-        stamps = [(found.st_size, found.st_mtime_ns) for found in map(os.stat, sample.paths)]
+        stamps = [(found.st_size, found.st_mtime_ns) for found in map(os.stat, sample.files)]
         digest.update(f"{sample!r} {stamps}\n".encode(errors="surrogatepass"))
     return digest.hexdigest()
 
@@ -115,4 +115,4 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
         raise UserError(f"The features {path} do not exist; give a file or folder that export_features.py wrote.") from None
     except FORMAT_ERRORS:
         raise UserError(f"The file {path} is damaged, or not of this version's export_features.py; export it again.") from None
-    return features, labels, paths[:, 0].tolist(), found
+    return features, labels, [next(filter(None, row)) for row in paths.tolist()], found

@@ -111,4 +111,5 @@ def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor,
 
 def _decode(paths: Paths) -> Images:
     """The image of one path, uint8 (3, H, W). Raises `UserError` for a file that cannot be read."""
+    assert paths[0]
     return (decode(paths[0], advice="; replace it."),)

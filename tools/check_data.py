@@ -82,7 +82,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:
-        verify(path for samples in splits.values() for sample in samples for path in sample.paths)
+        verify(path for samples in splits.values() for sample in samples for path in sample.files)
     return Findings(count_splits(splits, reader_of(cfg).by_scene), published_counts(cfg),
                     tuple(data_warnings(cfg, splits, matched)))
 

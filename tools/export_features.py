@@ -87,7 +87,8 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
-        np.savez(file, features=features.numpy(), paths=np.array([sample.paths for sample in samples]), **recorded)
+        paths = np.array([[path or "" for path in sample.paths] for sample in samples])
+        np.savez(file, features=features.numpy(), paths=paths, **recorded)
     print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
 
 

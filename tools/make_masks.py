@@ -7,13 +7,13 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import resize
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import add_overwrite, config_parser, parse, print_lines, run
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
@@ -47,19 +47,20 @@ def main() -> None:
                 f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
 
 
-def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Iterable[str], overwrite: bool) -> Counter:
+def write_masks(samples: Iterable[Sample], segment: Segmenter, modalities: Sequence[str], overwrite: bool) -> Counter:
     """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept". Raises `UserError`.
 
     Masks are 8-bit grey PNG files, 255 for the foreground.
     """
     counts: Counter = Counter()
     files = {mask_path(sample): sample for sample in samples}  # once where query and gallery are the same
-    places = [MODALITIES.index(modality) for modality in modalities]
     wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
     counts["kept"] = len(files) - len(wanted)
     for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
-        images = decode_triplet(sample.paths)
-        mask = united([segment(images[place]) for place in places])
+        shown = [image for image in decode_triplet(sample.paths, modalities) if image is not None]
+        if not shown:
+            raise UserError(f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality.")
+        mask = united([segment(image) for image in shown])
         counts.update(written=1, empty=int(not mask.any()))
         with atomic_write(path) as temporary:
             Image.fromarray(mask.numpy()).save(temporary, format="PNG")

@@ -84,7 +84,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
-        verify(path for sample in samples for path in sample.paths)
+        verify(path for sample in samples for path in sample.files)
     set_seed(cfg.SOLVER.SEED)
     model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
     loader = train_loader(cfg, splits["train"])
@@ -108,5 +108,6 @@ def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
         masks = existing_masks(cfg, samples) if reads_masks(cfg, training=split == "train") else []
         modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
         columns = zip(*triplet_files(samples, masks), strict=True)
-        found |= {f"{split} {name}": files for name, files in zip((*modalities, MASK), columns, strict=False)}
+        found |= {f"{split} {name}": list(filter(None, files))
+                  for name, files in zip((*modalities, MASK), columns, strict=False)}
     return found

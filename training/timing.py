@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
@@ -44,7 +43,7 @@ def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
 
 def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Random images by modality, cameras and labels."""
-    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in MODALITIES}
+    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in cfg.MODEL.MODALITIES}
     number = torch.arange(batch, device=device)
     return images, number % CAMERAS, number % max(2, batch // 2)
 

@@ -1,5 +1,6 @@
 """The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,9 +62,9 @@ class GuidedScore(Score):
 class SDTPSScore(GuidedScore):
     """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
 
-    def __init__(self, width: int, grid: tuple[int, int], **settings: Any):
+    def __init__(self, width: int, grid: tuple[int, int], modalities: Sequence[str] = MODALITIES, **settings: Any):
         super().__init__(width, grid, **settings)
-        self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in MODALITIES})
+        self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in modalities})
 
     def mlp(self, modality: str) -> nn.Module:
         return self.score_predictor[modality]
@@ -76,12 +77,14 @@ class SDTPS(GuidedScore):
     as `MultiModalSDTPS`.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float, **settings: Any):
+    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float,
+                 modalities: Sequence[str] = MODALITIES, **settings: Any):
         super().__init__(width, grid, beta=beta)
         self.guide_missing = guide_missing
         sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
-        for name, module in sdtps.named_children():
-            self.add_module(name, module)
+        for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
+            for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
+                self.add_module(part, sdtps.get_submodule(part))
         self.patches, self.keep = patches, sdtps.keep
 
     def mlp(self, modality: str) -> nn.Module:

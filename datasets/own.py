@@ -1,0 +1,136 @@
+"""Own data without code: DATASETS.NAMES Folder and CSV (docs/data.md). A triplet may lack images of some modalities."""
+import csv
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.base import SPLITS, Reader, Sample, is_image
+
+JUNK = "-1"
+"""The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
+COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
+
+
+class Row(NamedTuple):
+    """A triplet as it is found, with labels of any text."""
+
+    split: str
+    identity: str
+    camera: str
+    paths: tuple[str | None, ...]
+
+
+def folder_reader(cfg: CfgNode) -> Reader:
+    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN. Raises
+    `UserError` for values of these that make no sense."""
+    folders = folders_of(cfg)
+    splits, modalities = (",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES))
+    pattern = pattern_of(cfg)
+    return Reader(_reading(lambda root: _rows_of_folders(root, folders, cfg.MODEL.MODALITIES, pattern)),
+                  f"{{{splits}}}/{{{modalities}}}", locate=lambda root: root)
+
+
+def csv_reader(cfg: CfgNode) -> Reader:
+    """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
+    return Reader(_reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)), f"a table with {','.join(COLUMNS)}",
+                  locate=lambda root: root.parent)
+
+
+def folders_of(cfg: CfgNode) -> dict[str, str]:
+    """Folder of each split and modality. Raises `UserError` for an entry of DATASETS.FOLDERS that names none of them."""
+    names = (*SPLITS, *MODALITIES)
+    given = dict(entry.split("=", 1) for entry in cfg.DATASETS.FOLDERS if "=" in entry)
+    if unknown := [entry for entry in cfg.DATASETS.FOLDERS if entry.partition("=")[0] not in names or entry[-1:] in ("=", "")]:
+        raise UserError(f"DATASETS.FOLDERS has {unknown[0]!r}, but an entry is NAME=FOLDER with one of the names "
+                        f"{', '.join(names)}; correct it.")
+    return {name: given.get(name, name) for name in names}
+
+
+def pattern_of(cfg: CfgNode) -> re.Pattern:
+    """DATASETS.PATTERN. Raises `UserError` for one without the groups identity and camera."""
+    try:
+        pattern = re.compile(cfg.DATASETS.PATTERN)
+    except re.error as error:
+        raise UserError(f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it.") from None
+    if missing := {"identity", "camera"} - pattern.groupindex.keys():
+        raise UserError(f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group {min(missing)}; write one such as "
+                        f"(?P<{min(missing)}>\\d+).")
+    return pattern
+
+
+def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sample]]:
+    """A reader's function by the rows of all splits, which the numbers of identities and cameras depend on."""
+    rows = cache(rows)
+
+    def read(root: Path, split: str) -> list[Sample]:
+        found = [row for row in rows(root) if row.identity != JUNK]
+        identities, cameras = numbers_of(row.identity for row in found), numbers_of(row.camera for row in found)
+        order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
+        return [Sample(row.paths, identities[row.identity], order[cameras[row.camera]]) for row in found if row.split == split]
+
+    return read
+
+
+def numbers_of(labels: Iterable[str]) -> dict[str, int]:
+    """A number for each label: its own where all are whole numbers, else its place in the order of all."""
+    distinct = sorted(set(labels))
+    if all(label.isdecimal() for label in distinct):
+        return {label: int(label) for label in distinct}
+    return {label: place for place, label in enumerate(distinct)}
+
+
+def _rows_of_folders(root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern) -> list[Row]:
+    rows: list[Row] = []
+    places = {split: {name: root / folders[split] / folders[name] for name in modalities} for split in SPLITS}
+    for name in modalities:
+        if not any(place[name].is_dir() for place in places.values()):
+            raise UserError(f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
+                            f"or leave {name} out of MODEL.MODALITIES.")
+    for split, place in places.items():
+        found = {name: dict(_images(place[name], set(folders.values()))) for name in modalities}
+        for name in sorted({name for images in found.values() for name in images}):
+            match = pattern.search(name)
+            paths = tuple(found.get(modality, {}).get(name) for modality in MODALITIES)
+            if not match:
+                raise UserError(f"The image {next(filter(None, paths))} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
+                                "rename or remove it, or give another pattern.")
+            rows.append(Row(split, match["identity"], match["camera"], paths))
+    return rows
+
+
+def _images(folder: Path, others: set[str]) -> Iterator[tuple[str, str]]:
+    """Names below a folder, without ending, and paths of the images there, but for those in folders of other modalities."""
+    for place, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if name not in others and not name.startswith(".")]
+        for name in filter(is_image, names):
+            path = Path(place, name)
+            yield path.relative_to(folder).with_suffix("").as_posix(), str(path)
+
+
+def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    if not table.is_file():
+        raise UserError(f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file.")
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        lines = csv.DictReader(file)
+        columns = lines.fieldnames or []
+        needed = [*COLUMNS[:3], *(modality.lower() for modality in modalities)]
+        if missing := [name for name in needed if name not in columns]:
+            raise UserError(f"The table {table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
+        for number, line in enumerate(lines, start=2):
+            paths = [line.get(modality.lower()) if modality in modalities else None for modality in MODALITIES]
+            found = tuple(str(table.parent / path) if path else None for path in paths)
+            if absent := [path for path in found if path and not os.path.isfile(path)]:
+                raise UserError(f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it.")
+            if line["split"] not in SPLITS or not line["identity"] or not line["camera"]:
+                raise UserError(f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
+                                "correct it.")
+            if any(found):
+                rows.append(Row(line["split"], line["identity"], line["camera"], found))
+    return rows
