@@ -214,10 +214,14 @@ def _coerce(key: Key, value: object) -> object:
 
 
 def _literal(value: object) -> object:
-    """The Python literal that a text holds, or `value`."""
+    """The Python literal or YAML list that a text holds, or `value`."""
     if not isinstance(value, str):
         return value
     try:
         return literal_eval(value)
     except (ValueError, SyntaxError):
+        pass
+    try:
+        return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value  # a list of texts without quotes
+    except yaml.YAMLError:
         return value

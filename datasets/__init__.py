@@ -16,25 +16,22 @@ NAMES = (
     "MSVR310",
     "WMVeID863",
     "Synthetic",
-    "Folder",
-    "CSV",
 )
-"""Values of DATASETS.NAMES. A new data set is one file, named in lower case, and one line here."""
+"""Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
 OWN: dict[str, Callable[[CfgNode], Reader]] = {"Folder": folder_reader, "CSV": csv_reader}
-"""Data sets that depend on further keys of the configuration."""
+"""Readers of own data, which depend on further keys of the configuration."""
 
-READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
-                              if name not in OWN}
+READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
 
 __all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
 
 
 def reader_of(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
-    name = cfg.DATASETS.NAMES
-    if name not in NAMES:
-        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, NAMES))}{nearest(name, NAMES)}.")
+    name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
+    if name not in known:
+        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest(name, known)}.")
     return OWN[name](cfg) if name in OWN else READERS[name]
 
 

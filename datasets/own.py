@@ -44,12 +44,14 @@ def csv_reader(cfg: CfgNode) -> Reader:
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
     """Folder of each split and modality. Raises `UserError` for an entry of DATASETS.FOLDERS that names none of them."""
-    names = (*SPLITS, *MODALITIES)
-    given = dict(entry.split("=", 1) for entry in cfg.DATASETS.FOLDERS if "=" in entry)
-    if unknown := [entry for entry in cfg.DATASETS.FOLDERS if entry.partition("=")[0] not in names or entry[-1:] in ("=", "")]:
-        raise UserError(f"DATASETS.FOLDERS has {unknown[0]!r}, but an entry is NAME=FOLDER with one of the names "
-                        f"{', '.join(names)}; correct it.")
-    return {name: given.get(name, name) for name in names}
+    folders = {name: name for name in (*SPLITS, *MODALITIES)}
+    for entry in cfg.DATASETS.FOLDERS:
+        name, _, folder = entry.partition("=")
+        if name not in folders or not folder:
+            raise UserError(f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
+                            f"{', '.join(folders)}; correct it.")
+        folders[name] = folder
+    return folders
 
 
 def pattern_of(cfg: CfgNode) -> re.Pattern:

@@ -100,6 +100,8 @@ def test_every_key_is_described_once_and_allows_its_default():
 def test_every_file_in_configs_loads(path):
     cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
     stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert (stated.pop("_BASE_", None) is None) == (path.parent.name == "SEPS" or (
+        path.stem == "Baseline" and path.parent.name != "WMVeID863"))
     for section, values in stated.items():
         for leaf, value in values.items():
             found = value_of(cfg, f"{section}.{leaf}")
@@ -110,7 +112,8 @@ def test_every_file_in_configs_loads(path):
 def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_meant_for_synthetic_data():
     found = {path.parent.name: set() for path in (ROOT / "configs").rglob("*.yml")}
     for path in (ROOT / "configs").rglob("*.yml"):
-        found[path.parent.name].add(yaml.safe_load(path.read_text(encoding="utf-8"))["MODEL"]["PRETRAIN_PATH_T"])
+        cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
+        found[path.parent.name].add(cfg.MODEL.PRETRAIN_PATH_T)
     assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **{name: {"hub"} for name in (*PUBLISHED, "WMVeID863")}}
 
 

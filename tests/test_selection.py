@@ -42,7 +42,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     missing = CASES[case]
     context, = model.encode_cases(*random_images(1), [missing])
     selections = model.sdtps(context)
-    scores = {modality: choice.scores for modality, choice in choices(model, context)[SDTPS].items()}
+    scores = {modality: choice.scores for modality, choice in choices(model, context, missing)[SDTPS].items()}
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present
     for modality, found in scores.items():

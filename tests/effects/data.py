@@ -40,6 +40,22 @@ def number_of_training_samples(cfg):
     return len(read_splits(cfg)["train"])
 
 
+@effect("DATASETS.FOLDERS", {"[train=train_171, query=test, gallery=test]": {"RGBNT201/train_171/NI"},
+                             "[train=test, RGB=NI, NI=RGB]": {"RGBNT201/test/RGB"}},
+        "DATASETS.NAMES", "Folder", "DATASETS.ROOT_DIR", "{root}/data/RGBNT201")
+def folder_of_the_near_infrared_images(cfg):
+    root = Path(cfg.DATASETS.ROOT_DIR).parent
+    return {Path(sample.paths[1]).parent.relative_to(root).as_posix() for sample in read_splits(cfg, ("train",))["train"]}
+
+
+@effect("DATASETS.PATTERN", {r"(?P<identity>\d{6})_cam(?P<camera>\d+)": ({1, 3, 4, 12, 20}, {0, 1, 2}),
+                             r"cam(?P<identity>\d)_(?P<camera>\d)_": ({1, 2, 8}, {0})},
+        "DATASETS.NAMES", "Folder", "DATASETS.ROOT_DIR", "{root}/data/RGBNT201", "DATASETS.FOLDERS", "[train=train_171]")
+def identities_and_cameras(cfg):
+    samples = read_splits(cfg, ("train",))["train"]
+    return {sample.identity for sample in samples}, {sample.camera for sample in samples}
+
+
 @effect("DATASETS.CACHE", {"yes": False, "no": True, "auto": False})
 def images_are_missed_once_they_are_gone(cfg):
     own = Path(cfg.DATASETS.ROOT_DIR).parent / "own"
@@ -132,6 +148,14 @@ def most_different_images_of_a_triplet_of_equal_ones(cfg):
     dataset = training_loader(cfg).dataset
     dataset.images = [(random_image(),) * 3]
     return max(len({image.numpy().tobytes() for image in dataset[0, seed][0]}) for seed in range(20))
+
+
+@effect("INPUT.MODALITY_DROPOUT", {"0": 0, "0.5": approx(550, abs=60), "0.9": approx(400 * (2.7 - 0.729), abs=40)})
+def dropped_of_400_triplets(cfg):
+    dataset = training_loader(cfg).dataset
+    blank = [[not image.any() for image in dataset[0, seeded(seed)][0]] for seed in range(400)]
+    assert not any(map(all, blank))
+    return sum(map(sum, blank))
 
 
 @effect("INPUT.PIXEL_MEAN", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]}, *PLAIN)

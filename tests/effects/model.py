@@ -20,6 +20,12 @@ def width_of_the_tokens(cfg):
     return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[2]
 
 
+@effect("MODEL.MODALITIES", {"[RGB, NI, TI]": 3 * WIDTH, "[NI, TI]": 2 * WIDTH, "[TI]": WIDTH})
+def columns_of_the_original_feature(cfg):
+    images, cameras = images_of(cfg)
+    return model_of(cfg).eval()({name: images[name] for name in cfg.MODEL.MODALITIES}, cameras, 1).shape[1]
+
+
 @effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
 @effect("MODEL.STRIDE_SIZE", {"[4, 4]": 32, "[2, 4]": 15 * 4, "[4, 2]": 8 * 7})
 def patches_of_an_image(cfg):
@@ -189,6 +195,6 @@ def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     others = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
-    before, after = (model.sdtps(replace(context, missing=frozenset({"NI"}), global_feats=given))
+    before, after = (model.sdtps(replace(context, missing={"NI": torch.ones(4, 1, dtype=torch.bool)}, global_feats=given))
                      for given in (context.global_feats, others))
     return {modality for modality in MODALITIES if not torch.equal(before[modality].mask, after[modality].mask)}
