@@ -49,8 +49,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     folder = reader.folder_in(root)
     if not folder.is_dir():
         raise UserError(f"The data set {name} is not at {folder}; expected is "
-                        f"DATASETS.ROOT_DIR/{reader.layout}. Put it there (docs/data.md says where to get it), or set "
-                        f"DATASETS.ROOT_DIR to its parent folder{reader.instead}.")
+                        f"DATASETS.ROOT_DIR/{reader.layout}. Put it there (docs/data.md says where to get it), or "
+                        f"correct DATASETS.ROOT_DIR{reader.instead}.")
     found = {}
     for split in splits:
         try:
