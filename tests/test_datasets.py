@@ -109,7 +109,7 @@ def test_endings_are_those_of_the_formats_that_are_decoded():
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
     message = complaint(tmp_path, name)
     for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
-                 "set DATASETS.ROOT_DIR to its parent folder"):
+                 "correct DATASETS.ROOT_DIR"):
         assert part in message
     assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic images have RGBNT201's layout
 
