@@ -33,7 +33,7 @@ from demo_sdtps.runtime.progress import progress
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
-SECTIONS = {"results": "Results", "curves": "Training curves", "cameras": "Cameras", "identities": "Identities",
+SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "curves": "Training curves", "cameras": "Cameras", "identities": "Identities",
             "distances": "Distances", "features": "Features", "worst": "Worst queries", "ranks": "Rank lists",
             "settings": "Configuration"}
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
