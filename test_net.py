@@ -27,7 +27,7 @@ def main() -> None:
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
                            checkpoint=weight_flag())
     parser.add_argument("--cross_modal", dest="TEST.CROSS_MODAL", action="store_const", const="True",
-                        help="every set of modalities of the query against every one of the gallery, as two matrices of mAP and "
+                        help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
                              "Rank-1 (equivalent to the key TEST.CROSS_MODAL)")
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     add_output(parser, "--output", ".png", help="draw the matrices of --cross_modal into this file")

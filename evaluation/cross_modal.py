@@ -21,8 +21,9 @@ CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 """mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery, as names of `SETS`; None where undefined."""
 
 
-def set_distances(query: torch.Tensor, gallery: torch.Tensor, present: Sequence[frozenset[str]], sources: Sequence[frozenset[str]],
-                  how: str, scale: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+def set_distances(query: torch.Tensor, gallery: torch.Tensor, present: Sequence[frozenset[str]],
+                  sources: Sequence[frozenset[str]], how: str,
+                  scale: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
     """Squared distances (Q, G) of features (Q, K, C) and (G, K, C) whose K parts are made from the modalities in `sources`.
 
     `present` are the modalities of the query and of the gallery, `scale` normalises features (n, D). `how`: "all" parts; those

@@ -49,6 +49,7 @@ def hide_ticks(axis: plt.Axes) -> None:
 def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = "") -> None:
     """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
     axis.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axis.set_facecolor("0.9")  # of NaN
     for (row, column), value in np.ndenumerate(shares):
         colour = "white" if value > 0.6 else "black"
         axis.text(column, row, unknown if np.isnan(value) else f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
