@@ -52,9 +52,9 @@ def rank_sets(cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, tor
     """
     device = next(model.parameters()).device
     found: dict[str, dict[str, dict[str, float | None]]] = {name: {one: {} for one in SETS} for name in ("mAP", "Rank-1")}
-    for names in product(SETS, repeat=2):
-        cases = [SETS[name] for name in names]
-        how = cfg.TEST.CROSS_MODAL_DISTANCE if len(set(names)) > 1 else "all"
+    for own, other in product(SETS, repeat=2):
+        cases = [SETS[own], SETS[other]]
+        how = "all" if own == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
         sources = model.sources[pattern]
         query, gallery = (features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
@@ -62,6 +62,6 @@ def rank_sets(cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, tor
         distances = set_distances(query, gallery, [frozenset(MODALITIES) - CASES[case] for case in cases], sources, how,
                                   lambda feature: normalise(cfg, feature))
         ranking = None if distances is None else rank_distances(cfg, distances, data)
-        found["mAP"][names[0]][names[1]] = ranking and ranking.mAP
-        found["Rank-1"][names[0]][names[1]] = ranking and ranking.rank(1)
+        found["mAP"][own][other] = ranking.mAP if ranking else None
+        found["Rank-1"][own][other] = ranking.rank(1) if ranking else None
     return found

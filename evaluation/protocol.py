@@ -2,6 +2,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +123,7 @@ def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> t
     return F.normalize(features, dim=1, out=features if in_place else None) if cfg.TEST.FEAT_NORM == "yes" else features
 
 
-def _labels(cfg: CfgNode, data: TestData) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+def _labels(cfg: CfgNode, data: TestData) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Identities and cameras of both sides, and their scenes where the protocol excludes by them, as rankings take them."""
     sides = {"query": data.query, "gallery": data.gallery}
     scenes = {f"{name}_scenes": data.labels("scene", side) for name, side in sides.items()}
