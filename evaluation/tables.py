@@ -80,8 +80,8 @@ def cross_modal_tables(cfg: CfgNode, found: CrossModal) -> list[str]:
 
 def cross_modal_caption(cfg: CfgNode) -> str:
     """One line on what the matrices of sets of modalities show."""
-    return (f"modalities of the query (rows) and of the gallery (columns), {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, unequal "
-            f"sets by TEST.CROSS_MODAL_DISTANCE {cfg.TEST.CROSS_MODAL_DISTANCE}")
+    return ("modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
+            f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}")
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:
