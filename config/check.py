@@ -34,6 +34,9 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
                         f"own; set it to 0{others}.")
     backbone_class(name)
+    if cfg.TEST.CROSS_MODAL and (cfg.TEST.RE_RANKING == "yes" or cfg.TEST.MISS not in ("None", "nothing")):
+        raise UserError("TEST.CROSS_MODAL is True, which compares every set of modalities without re-ranking; leave TEST.MISS "
+                        "and TEST.RE_RANKING at their defaults.")
     check_device(cfg)
     present, missing = {modality[0].lower() for modality in cfg.MODEL.MODALITIES}, set(cfg.TEST.MISS)
     if cfg.TEST.MISS in MISSING_CASES and not missing < present:

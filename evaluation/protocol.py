@@ -2,6 +2,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -96,13 +97,17 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
     """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes."""
-    sides = (data.query, data.gallery)
-    labels = [data.labels(name, side) for name in ("identity", "camera") for side in sides]
-    scenes = [data.labels("scene", side) for side in sides] if exclude_key(cfg) == "scene" else [None, None]
     query, gallery = _query_and_gallery(cfg, features, data)
     if cfg.TEST.RE_RANKING == "yes":
-        return evaluate_distances(k_reciprocal(query, gallery), *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
-    return evaluate_ranking(query, gallery, *labels, query_scenes=scenes[0], gallery_scenes=scenes[1])
+        return rank_distances(cfg, k_reciprocal(query, gallery), data)
+    labels, scenes = _labels(cfg, data)
+    return evaluate_ranking(query, gallery, *labels, **scenes)
+
+
+def rank_distances(cfg: CfgNode, distances: torch.Tensor, data: TestData) -> Ranking:
+    """Score distances (queries, gallery) of the test data."""
+    labels, scenes = _labels(cfg, data)
+    return evaluate_distances(distances, *labels, **scenes)
 
 
 def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
@@ -116,6 +121,14 @@ def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Dista
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
     """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`."""
     return F.normalize(features, dim=1, out=features if in_place else None) if cfg.TEST.FEAT_NORM == "yes" else features
+
+
+def _labels(cfg: CfgNode, data: TestData) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Identities and cameras of both sides, and their scenes where the protocol excludes by them, as rankings take them."""
+    sides = {"query": data.query, "gallery": data.gallery}
+    scenes = {f"{name}_scenes": data.labels("scene", side) for name, side in sides.items()}
+    return ([data.labels(name, side) for name in ("identity", "camera") for side in sides.values()],
+            scenes if exclude_key(cfg) == "scene" else {})
 
 
 def _query_and_gallery(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.modeling.demo import missing_modalities
@@ -70,12 +71,30 @@ def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
     return {**{case_name(case): record for case, record in records.items()}, f"mean of the {COUNTS[len(incomplete)]}": mean}
 
 
-def percent_table(rows: Mapping[str, Mapping[str, float]], corner: str = "") -> str:
-    """Values in percent by row and column, each with one decimal."""
+def cross_modal_tables(cfg: CfgNode, found: CrossModal) -> list[str]:
+    """The lines of a table in percent for each measure."""
+    lines = [cross_modal_caption(cfg)]
+    for measure, rows in found.items():
+        percent = {one: {other: None if value is None else 100 * value for other, value in row.items()}
+                   for one, row in rows.items()}
+        lines += ["", *percent_table(percent, measure).splitlines()]
+    return lines
+
+
+def cross_modal_caption(cfg: CfgNode) -> str:
+    """One line on what the matrices of sets of modalities show."""
+    return ("modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
+            f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}")
+
+
+def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:
+    """Values in percent by row and column, each with one decimal, "-" for None."""
     columns = list(next(iter(rows.values())))
-    width = 2 + max(map(len, columns))
+    width = 2 + max(map(len, [*columns, "100.0"]))
     lines = [corner.ljust(NAME_WIDTH) + "".join(column.rjust(width) for column in columns)]
-    lines += [name.ljust(NAME_WIDTH) + "".join(f"{row[column]:{width}.1f}" for column in columns) for name, row in rows.items()]
+    for name, row in rows.items():
+        cells = ("-" if row[column] is None else f"{row[column]:.1f}" for column in columns)
+        lines.append(name.ljust(NAME_WIDTH) + "".join(cell.rjust(width) for cell in cells))
     return "\n".join(lines)
 
 

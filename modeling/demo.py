@@ -43,7 +43,7 @@ class DeMo(nn.Module):
 
     In training a forward returns a `TrainingOutput`, in evaluation the feature of one return pattern. `head_weights` are the
     weights of the heads' losses, `widths` the widths of their features, `columns` the columns of each return pattern in
-    pattern 3.
+    pattern 3, `sources` the modalities that each C columns of a return pattern are made from.
     """
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
@@ -67,6 +67,9 @@ class DeMo(nn.Module):
         width = sum(original.values())
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
+        own, subsets = ([frozenset(names) for names in parts] for parts in (zip(MODALITIES), SUBSETS.values()))
+        sources = own + (own if self.sdtps else []) + (subsets if self.hdm else [])
+        self.sources = {1: own, 2: sources[len(own):] or own, 3: sources}
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
         self.head_weights = {name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths}
         if cfg.MODEL.FROZEN:

@@ -1,4 +1,5 @@
 """Helpers of the drawing tools: images as arrays, frames, and saving figures atomically."""
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -43,6 +44,18 @@ def spread(total: int, count: int) -> list[int]:
 def hide_ticks(axis: plt.Axes) -> None:
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(False)
+
+
+def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = "") -> None:
+    """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
+    axis.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axis.set_facecolor("0.9")  # of NaN
+    for (row, column), value in np.ndenumerate(shares):
+        colour = "white" if value > 0.6 else "black"
+        axis.text(column, row, unknown if np.isnan(value) else f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
+                  color=colour)
+    axis.set_xticks(np.arange(len(names)), names)
+    axis.set_yticks(np.arange(len(names)), names)
 
 
 def save(figure: plt.Figure, path: Path) -> Path:

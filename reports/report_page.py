@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import positive_int
 from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.evaluation.tables import (
     MEASURES,
@@ -33,9 +34,9 @@ from demo_sdtps.runtime.progress import progress
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
-SECTIONS = {"results": "Results", "curves": "Training curves", "cameras": "Cameras", "identities": "Identities",
-            "distances": "Distances", "features": "Features", "worst": "Worst queries", "ranks": "Rank lists",
-            "settings": "Configuration"}
+SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "curves": "Training curves", "cameras": "Cameras",
+            "identities": "Identities", "distances": "Distances", "features": "Features", "worst": "Worst queries",
+            "ranks": "Rank lists", "settings": "Configuration"}
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
 
 
@@ -48,9 +49,10 @@ def add_page_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
-               untrained: Record | None, thumbnails: int) -> Path:
+               untrained: Record | None, cross_modal: CrossModal, thumbnails: int) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training. Raises `UserError` for an image that cannot be read."""
+    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`. Raises `UserError` for an
+    image that cannot be read."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -70,7 +72,9 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
         missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
-        left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
+        left_out=left_out(data, found, len(samples), thumbnails), cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
+        cross_modal={measure: {name: row.values() for name, row in rows.items()} for measure, rows in cross_modal.items()},
+        cameras={camera + 1: row for camera, row in zip(found.cameras.cameras, camera_rows(found), strict=True)},
         key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
         settings=cfg.dump(), content=content, style=source("report.css"),
         scripts=[get_plotlyjs(), *map(source, SCRIPTS)])

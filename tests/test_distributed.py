@@ -195,6 +195,19 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.soak
+def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp_path):
+    from demo_sdtps import test_net
+
+    words = ("--weight", weights, "--cross_modal", "--json")
+    assert command(test_net.main, *words, tmp_path / "1.json")[0] == 0
+    done = torchrun("test_net.py", *words, tmp_path / "2.json")
+    assert done.returncode == 0 and done.stdout.count("\nRNT ") == 2, done.stderr
+    one, two = (json.loads((tmp_path / name).read_text())["cross_modal"] for name in ("1.json", "2.json"))
+    assert list(one) == list(two) and all(two[measure] == near(rows) for measure, rows in one.items())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     from demo_sdtps.tools import search
 

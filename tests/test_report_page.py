@@ -15,6 +15,7 @@ from reference import analysis as plain
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.cross_modal import SETS
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
@@ -138,8 +139,12 @@ def test_the_page_in_a_browser(page, made):
                      ".map((row) => [...row.cells].map((cell) => cell.textContent))")
     assert [row[1:] for row in shown[:-1]] == [[f"{100 * number:.1f}" for number in record["2"].values()]
                                                for record in numbers["cases"].values()]
-    assert page.texts(".matrix td") == ["" if value is None else f"{100 * value:.1f}"
-                                        for row in numbers["camera_matrix"]["mAP"] for value in row]
+    assert page.texts("#cameras .matrix td") == ["" if value is None else f"{100 * value:.1f}"
+                                                 for row in numbers["camera_matrix"]["mAP"] for value in row]
+    matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
+    assert page.texts("#cross-modal thead th")[1:8] == [*SETS]
+    for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):
+        assert matrix.diagonal().tolist() == [f"{100 * numbers['cases'][case]['3'][measure]:.1f}" for case in SETS.values()]
     assert len(page.texts(".plot .main-svg:first-of-type")) == 5
 
     model, splits = load_model_and_data(cfg)
@@ -196,5 +201,5 @@ def test_other_data_and_models(driver, tmp_path, kind):
     assert (page.texts("#kept option") == []) == wide
     assert page.run("const [image] = document.images; return [image.naturalWidth, image.naturalHeight]") == (
         [32, 3 * 16] if wide else [3 * 16, 32])
-    matrix = np.array(page.texts(".matrix td")).reshape(3, 3)
+    matrix = np.array(page.texts("#cameras .matrix td")).reshape(3, 3)
     assert (matrix.diagonal() == "").all() == wide  # other scenes of a camera count

@@ -17,7 +17,7 @@ from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, missing_table, reid_caption
 from demo_sdtps.reports.analysis import Analysis, add_limits, analyse, analysed_case, as_json
-from demo_sdtps.reports.figures import HIT, MISS, np, plt, save
+from demo_sdtps.reports.figures import HIT, MISS, draw_matrix, np, plt, save
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
@@ -86,14 +86,7 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
 
 def _draw_cameras(axis: plt.Axes, found: Analysis) -> None:
     cameras, matrix = found.cameras
-    axis.imshow(100 * matrix, vmin=0, vmax=100, cmap="Blues")
-    for (row, column), value in np.ndenumerate(100 * matrix):
-        if not np.isnan(value):
-            colour = "white" if value > 60 else "black"
-            axis.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
-    names = [str(camera + 1) for camera in cameras]
-    axis.set_xticks(np.arange(len(names)), names)
-    axis.set_yticks(np.arange(len(names)), names)
+    draw_matrix(axis, matrix, [str(camera + 1) for camera in cameras])
     axis.set(title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query")
 
 

@@ -10,6 +10,7 @@ from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
@@ -53,7 +54,9 @@ def main() -> None:
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
-        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails)}
+        matrices = rank_sets(cfg, model, by_case, data)
+        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, matrices,
+                                    arguments.thumbnails)}
     else:
         drawn = {"training curves": draw_curves(records, curves),
                  "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}

@@ -1,17 +1,24 @@
 """TEST: which features are ranked, and how."""
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
+from interrupted import call
 from numeric import generator
 from pytest import approx
 from reference import ranking
 from reference import reranking as slow
 
+from demo_sdtps import test_net
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.cross_modal import rank_sets
+from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from effects.base import MARK, effect, images_of, is_near, is_reported, model_of
+from effects.base import MARK, WIDTH, effect, images_of, is_near, is_reported, model_of
 
 
 def test_data_of(cfg):
@@ -61,6 +68,26 @@ def place_of_the_features_in_the_neck(cfg):
     after = (before - neck.running_mean) / (neck.running_var.double() + neck.eps).sqrt() * neck.weight + neck.bias
     (name,) = (name for name, feature in (("before", before), ("after", after)) if is_near(found[:len(feature)], feature, 6))
     return name
+
+
+@effect("TEST.CROSS_MODAL", {"False": "cases", "True": "cross_modal"}, "TEST.WEIGHT", "{root}/weights.pth")
+def what_an_evaluation_writes(cfg):
+    with TemporaryDirectory() as folder:
+        config, output = Path(folder) / "config.yml", Path(folder) / "x.json"
+        config.write_text(cfg.dump())
+        assert call(["--config_file", config, "--json", output], test_net.main) == 0
+        return list(json.loads(output.read_text()))[-1]
+
+
+@effect("TEST.CROSS_MODAL_DISTANCE", {"all": False, "shared": None, "pairs": True}, "TEST.RETURN_PATTERN", "1")
+def queries_of_rgb_find_their_thermal_images(cfg):
+    """Both are the identity's direction, and all other features are large and random."""
+    data, model, draws = test_data_of(cfg), model_of(cfg), generator(5)
+    features = {case: {1: 1000 * torch.randn(len(data.samples), 3 * WIDTH, generator=draws)} for case in CASES}
+    identities = torch.tensor([sample.identity for sample in data.samples])
+    features["nt"][1][:, :WIDTH] = features["rn"][1][:, 2 * WIDTH:] = identities[:, None] == torch.arange(WIDTH)
+    found = rank_sets(cfg, model, features, data)["mAP"]["R"]["T"]
+    return None if found is None else found == approx(1)
 
 
 @effect("TEST.FEAT_NORM", {"yes": True, "no": False})

@@ -1,0 +1,25 @@
+"""Distances between unequal sets of modalities (docs/method.md), one number at a time."""
+
+
+def distance(query, gallery, sources, query_set, gallery_set, how):
+    """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
+    if how == "pairs":
+        found = [squared(normalised(one), normalised(other))
+                 for one, own in zip(query, sources, strict=True) if all(modality in query_set for modality in own)
+                 for other, own in zip(gallery, sources, strict=True) if all(modality in gallery_set for modality in own)]
+        return sum(found) / len(found)
+    vectors = ([], [])
+    for one, other, own in zip(query, gallery, sources, strict=True):
+        if how == "all" or all(modality in query_set and modality in gallery_set for modality in own):
+            vectors[0].extend(one)
+            vectors[1].extend(other)
+    return squared(*map(normalised, vectors)) if vectors[0] else None
+
+
+def normalised(vector):
+    length = sum(number * number for number in vector) ** 0.5
+    return [number / length for number in vector]
+
+
+def squared(one, other):
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
