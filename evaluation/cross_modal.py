@@ -6,19 +6,20 @@ from itertools import product
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
-from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
 from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.evaluation.protocol import TestData, normalise, rank_distances
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.runtime.distributed import broadcast_from_main
 
-SETS = {"".join(modality[0] for modality in MODALITIES if modality not in missing): case
-        for case, missing in reversed(CASES.items())}
-"""R, N, T, RN, RT, NT, RNT: the modalities that are present, and the case of `CASES` in which they are."""
-
 CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-"""mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery, as names of `SETS`; None where undefined."""
+"""mAP and Rank-1, in [0, 1], by the set of the query and that of the gallery, as names of `sets_of`; None where undefined."""
+
+
+def sets_of(modalities: Sequence[str]) -> dict[str, str]:
+    """R, N, T, RN, RT, NT, RNT: the modalities that are present, and the case of `CASES` in which they are."""
+    return {"".join(modality[0] for modality in modalities if modality not in missing): case
+            for case, missing in reversed(cases_of(modalities).items())}
 
 
 def set_distances(query: torch.Tensor, gallery: torch.Tensor, present: Sequence[frozenset[str]],
@@ -40,8 +41,9 @@ def set_distances(query: torch.Tensor, gallery: torch.Tensor, present: Sequence[
 
 def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
     """`rank_sets` of the test data, from one pass over its images. Raises `UserError` as `extract_features`."""
-    features = extract_features(cfg, model, data.loader, list(CASES.values()), len(data.samples))
-    return broadcast_from_main(lambda: rank_sets(cfg, model, dict(zip(CASES, features, strict=True)), data))
+    cases = cases_of(model.modalities)
+    features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
+    return broadcast_from_main(lambda: rank_sets(cfg, model, dict(zip(cases, features, strict=True)), data))
 
 
 def rank_sets(cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData) -> CrossModal:
@@ -50,16 +52,16 @@ def rank_sets(cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, tor
     `features` (samples, D) by case of `CASES` and return pattern. Equal sets are compared as everywhere, unequal ones by
     TEST.CROSS_MODAL_DISTANCE.
     """
-    device = next(model.parameters()).device
-    found: dict[str, dict[str, dict[str, float | None]]] = {name: {one: {} for one in SETS} for name in ("mAP", "Rank-1")}
-    for own, other in product(SETS, repeat=2):
-        cases = [SETS[own], SETS[other]]
+    device, sets = next(model.parameters()).device, sets_of(model.modalities)
+    found: dict[str, dict[str, dict[str, float | None]]] = {name: {one: {} for one in sets} for name in ("mAP", "Rank-1")}
+    for own, other in product(sets, repeat=2):
+        cases = [sets[own], sets[other]]
         how = "all" if own == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
         sources = model.sources[pattern]
         query, gallery = (features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
                           for case, side in zip(cases, (data.query, data.gallery), strict=True))
-        distances = set_distances(query, gallery, [frozenset(MODALITIES) - CASES[case] for case in cases], sources, how,
+        distances = set_distances(query, gallery, [frozenset(model.modalities) - CASES[case] for case in cases], sources, how,
                                   lambda feature: normalise(cfg, feature))
         ranking = None if distances is None else rank_distances(cfg, distances, data)
         found["mAP"][own][other] = ranking.mAP if ranking else None

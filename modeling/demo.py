@@ -54,21 +54,21 @@ class DeMo(nn.Module):
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
         self.pife = PIFE(width, self.modalities) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
-        subsets = len(subsets_of(self.modalities))
+        subsets = subsets_of(self.modalities)
         self.hdm = HDM(width, modalities=self.modalities) if cfg.MODEL.HDM else None
-        self.atmoe = ATMoE(width, cfg.MODEL.HEAD, subsets) if cfg.MODEL.ATM else None
+        self.atmoe = ATMoE(width, cfg.MODEL.HEAD, len(subsets)) if cfg.MODEL.ATM else None
         self.one_head = cfg.MODEL.DIRECT == 1
 
         whole = len(self.modalities) * width
         enhanced = {"sdtps": whole} if self.sdtps else {}
-        enhanced |= {"moe": subsets * width} if self.hdm else {}
+        enhanced |= {"moe": len(subsets) * width} if self.hdm else {}
         original = {"original": whole} if self.one_head else dict.fromkeys(self.modalities, width)
         self.enhanced, self.widths = tuple(enhanced), enhanced | original
         width = sum(original.values())
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
-        own, subsets = ([frozenset(names) for names in parts] for parts in (zip(MODALITIES), SUBSETS.values()))
-        sources = own + (own if self.sdtps else []) + (subsets if self.hdm else [])
+        own, fused = ([frozenset(names) for names in parts] for parts in (zip(self.modalities), subsets.values()))
+        sources = own + (own if self.sdtps else []) + (fused if self.hdm else [])
         self.sources = {1: own, 2: sources[len(own):] or own, 3: sources}
         self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
         self.head_weights = {name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths}
