@@ -16,10 +16,12 @@ from demo_sdtps import test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import SETS, set_distances
+from demo_sdtps.evaluation.cross_modal import set_distances, sets_of
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling.fusion import SUBSETS
+
+SETS = sets_of(MODALITIES)
 
 PRESENT = {"R": {"RGB"}, "N": {"NI"}, "T": {"TI"}, "RN": {"RGB", "NI"}, "RT": {"RGB", "TI"}, "NT": {"NI", "TI"},
            "RNT": {"RGB", "NI", "TI"}}
