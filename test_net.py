@@ -6,15 +6,8 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
-from collections.abc import Mapping
-
-from yacs.config import CfgNode
-
-from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
-from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
-from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
-from demo_sdtps.evaluation.tables import Record, missing_table, reid_caption, reid_record, reid_table
-from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed, is_main
+from demo_sdtps.config.cli import add_output, config_parser, parsed_in_group, print_lines, run
+from demo_sdtps.evaluation.flags import weight_flag
 from demo_sdtps.runtime.files import write_json
 
 
@@ -24,22 +17,22 @@ def main() -> None:
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
                            checkpoint=weight_flag())
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    with init_distributed():
-        arguments, own = parse(parser)
-        cfg = broadcast_from_main(lambda: own)
+    with parsed_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.evaluation.command import load_model_and_data
+        from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
+        from demo_sdtps.evaluation.tables import missing_table, reid_caption, reid_record, reid_table
+        from demo_sdtps.runtime.distributed import is_main
+
         model, splits = load_model_and_data(cfg, several=True)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
-        if is_main():
-            report(cfg, cases, reid_caption(cfg, data), arguments.json)
-
-
-def report(cfg: CfgNode, cases: Mapping[str, Record], caption: str, path: Path | None) -> None:
-    """Write the records by case of TEST.MISS to `path`, if any, and print them as a table."""
-    if path:
-        write_json(path, {"caption": caption, "cases": cases})
-    table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
-    print_lines(caption, *table.splitlines())
+        if not is_main():
+            return
+        caption = reid_caption(cfg, data)
+        if arguments.json:
+            write_json(arguments.json, {"caption": caption, "cases": cases})
+        table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
+        print_lines(caption, *table.splitlines())
 
 
 if __name__ == "__main__":
