@@ -7,13 +7,8 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
-from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.protocol import normalise
-from demo_sdtps.reports.embedding import draw_embedding
-from demo_sdtps.reports.figures import spread
+from demo_sdtps.evaluation.flags import weight_flag
 
 
 def main() -> None:
@@ -25,6 +20,14 @@ def main() -> None:
                         help="at most N samples, spread over query and gallery (default: 2000)")
     add_output(parser, "--output", ".png", default="embedding.png", help="default: embedding.png")
     arguments, cfg = parse(parser)
+
+    from demo_sdtps.datasets.loaders import test_loader
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.protocol import normalise
+    from demo_sdtps.reports.embedding import draw_embedding
+    from demo_sdtps.reports.figures import spread
+
     model, splits = load_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]

@@ -7,9 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
-from demo_sdtps.evaluation.selection import check_selection
-from demo_sdtps.reports.tokens import draw_tokens
+from demo_sdtps.evaluation.flags import weight_flag
 
 
 def main() -> None:
@@ -19,6 +17,11 @@ def main() -> None:
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
+
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.selection import check_selection
+    from demo_sdtps.reports.tokens import draw_tokens
+
     check_selection(cfg)
     model, splits = load_model_and_data(cfg, ("query",))
     print_lines(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))

@@ -7,21 +7,11 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
+from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
-from demo_sdtps.modeling.checkpoint import stored_config
-from demo_sdtps.reports.analysis import analyse, analysed_case
-from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
-from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
-from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
-from demo_sdtps.training.output import CONFIG, LAST
+from demo_sdtps.tools.analyse import add_limits
 
 
 def main() -> None:
@@ -30,8 +20,23 @@ def main() -> None:
                            "a page instead of the images, with rank lists to filter (docs/report.md).",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
-    add_page_limits(parser)
+    add_limits(parser, "the page")
+    parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
+                        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
+                             "their rank lists, from the lowest AP on (default: 1200)")
     arguments, cfg = parse(parser)
+
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import CASES, extract_features
+    from demo_sdtps.evaluation.protocol import make_test_data, rank_features
+    from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
+    from demo_sdtps.reports.analysis import analyse, analysed_case
+    from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
+    from demo_sdtps.reports.ranks import draw_ranks
+    from demo_sdtps.reports.report_page import PACKAGES, write_page
+    from demo_sdtps.reports.tokens import draw_tokens
+    from demo_sdtps.training.output import CONFIG, LAST
+
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
@@ -65,6 +70,10 @@ def main() -> None:
 
 def run_config(run: Path) -> StoredText:
     """The configuration of a finished run. Raises `UserError` where there is no such run."""
+    from demo_sdtps.modeling.checkpoint import stored_config
+    from demo_sdtps.reports.curves import evaluated_run
+    from demo_sdtps.training.output import LAST
+
     evaluated_run(run)
     return stored_config(run / LAST)
 
