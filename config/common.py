@@ -15,6 +15,9 @@ ATTENTION_METHODS = {"rollout": "attention rollout of the class token",
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 """Foregrounds of tools/make_masks.py: names of the classes in COCO and, but for trucks, in Pascal VOC."""
 
+TOP = 10
+"""Hits of a query by default."""
+
 FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
 """Indices of tools/search.py: exact, and approximate."""
 

@@ -10,13 +10,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.modeling.checkpoint import read_checkpoint, save_whole
-from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
-
-NAMES = {"demo": "DeMo's", "ours": "our"}
-BACKBONE, BACKBONE_PREFIX = "backbone", "backbone.vit."
+from demo_sdtps.config.cli import add_output, read_arguments, run
 
 
 def main() -> None:
@@ -28,40 +22,13 @@ def main() -> None:
                "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
-    parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
-    arguments = parser.parse_args()
-    output = arguments.output
-    check_outputs(arguments)
-    if output.exists() and output.samefile(arguments.input):
-        raise UserError(f"The output {output} is the checkpoint to read; choose another.")
-    found = read_checkpoint(arguments.input)
-    if arguments.to == BACKBONE:
-        weights = backbone_of(found.model, arguments.input)
-        save_whole(weights, output)
-        print_lines(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
-                    f"{output}")
-        return
-    if found.has_demo_names == (arguments.to == "demo"):
-        raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
-                        f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is.")
+    parser.add_argument("--to", choices=("demo", "ours", "backbone"), required=True,
+                        help="whose names OUT will have, or backbone")
+    arguments = read_arguments(parser)
 
-    weights = to_demo(found.model) if arguments.to == "demo" else found.model
-    about = {"num_class": found.num_class, "camera_num": found.camera_num}
-    save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
-    print_lines(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
-                f"{found.camera_num} cameras")
-    if unknown := unknown_names(found.model):
-        print_lines(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
-                    f"{', …' if len(unknown) > 5 else ''}")
+    from demo_sdtps.modeling.conversion import convert
 
-
-def backbone_of(model: Weights, path: Path) -> Weights:
-    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
-    weights = {name.removeprefix(BACKBONE_PREFIX): tensor for name, tensor in model.items() if name.startswith(BACKBONE_PREFIX)}
-    if not weights:
-        raise UserError(f"The weights {path} have no {BACKBONE_PREFIX}…, so they are not those of a model; give a checkpoint "
-                        "of train_net.py or of DeMo.")
-    return weights
+    convert(arguments.input, arguments.output, arguments.to)
 
 
 if __name__ == "__main__":
