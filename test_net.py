@@ -6,8 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import add_output, config_parser, parsed_in_group, print_lines, run
-from demo_sdtps.evaluation.flags import weight_flag
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parsed_in_group, print_lines, run
 from demo_sdtps.runtime.files import write_json
 
 
@@ -15,7 +14,7 @@ def main() -> None:
     parser = config_parser("Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
                            "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
                            "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
-                           checkpoint=weight_flag())
+                           checkpoint=WEIGHT)
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import RETURN_PATTERNS
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
+from demo_sdtps.config.common import RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
@@ -81,15 +82,20 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
-    `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
-    checkpoint.
+    `gives` describes its value, `key` is the equivalent configuration key, `stored` is the function, as module:name, that reads
+    the configuration from the checkpoint, and `example` is a checkpoint for its messages.
     """
 
     name: str
     metavar: str
     gives: str
     key: str
-    stored: Callable[[Path], StoredText]
+    stored: str
+    example: str = WEIGHT_EXAMPLE
+
+
+WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtps.modeling.checkpoint:stored_config")
+"""The flag --weight."""
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
@@ -145,7 +151,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
         if not path:
             raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                             f"--config_file a YAML file such as {arguments.schema.example}.")
-        config = checkpoint.stored(Path(path))
+        config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
     return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
 
 

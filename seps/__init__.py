@@ -17,8 +17,7 @@ __all__ = ["HRPA", "SDTPS", "ContrastiveLoss", "CrossSparseAggrNet", "DualTokenA
            "TokenAggregation", "TokenSparse", "create_seps_model", "mask_xattn_one_text"]
 
 __getattr__ = lazy_names(__name__, {
-    name: f"demo_sdtps.{module}" for module, names in {
-        "modeling.sdtps": ("TokenAggregation", "TokenSparse"),
-        "seps.losses": ("ContrastiveLoss", "RatioLoss", "SEPSLoss"),
-        "seps.network": ("SDTPS", "CrossSparseAggrNet", "DualTokenAggregation", "create_seps_model"),
-        "seps.relevance": ("HRPA", "mask_xattn_one_text")}.items() for name in names})
+    "modeling.sdtps": ["TokenAggregation", "TokenSparse"],
+    "seps.losses": ["ContrastiveLoss", "RatioLoss", "SEPSLoss"],
+    "seps.network": ["SDTPS", "CrossSparseAggrNet", "DualTokenAggregation", "create_seps_model"],
+    "seps.relevance": ["HRPA", "mask_xattn_one_text"]})

@@ -9,8 +9,7 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.evaluation.flags import weight_flag
+from demo_sdtps.config.cli import WEIGHT, add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
@@ -20,7 +19,7 @@ def main() -> None:
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
         "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/report.md describes the file.",
-        checkpoint=weight_flag())
+        checkpoint=WEIGHT)
     add_return_pattern(parser, "features that are analysed")
     add_output(parser, "--json", ".json", help="write the numbers to this file")
     add_output(parser, "--output", ".png", help="draw them into this file")
@@ -29,7 +28,6 @@ def main() -> None:
     if not (arguments.json or arguments.output):
         raise UserError("There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both.")
     check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
-
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import CASES, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data

@@ -26,7 +26,6 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="decode every image, and name those that are damaged")
     add_output(parser, "--json", ".json", help="write the counts, expected ones and warnings there as well")
     arguments, cfg = parse(parser)
-
     from demo_sdtps.reports.data import check_captions, check_triplets, table
 
     found = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)

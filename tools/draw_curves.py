@@ -16,7 +16,6 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
     add_output(parser, "--output", ".png", help="default: DIR/curves.png")
     arguments = read_arguments(parser)
-
     from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 
     arguments.output = arguments.output or arguments.run / IMAGE

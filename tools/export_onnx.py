@@ -6,8 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
-from demo_sdtps.evaluation.flags import weight_flag
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, run
 from demo_sdtps.runtime.errors import check_extra
 
 
@@ -17,11 +16,10 @@ def main() -> None:
         "and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). Outputs: "
         "pattern_1, pattern_2, pattern_3 (batch, D) float32, not normalised, as tools/export_features.py writes them. The "
         "metadata have height, width, mean, std, cameras, and the configuration. A missing modality is an image of zeros. The "
-        "file is compared with torch by ONNX Runtime before it is in its place.", checkpoint=weight_flag())
+        "file is compared with torch by ONNX Runtime before it is in its place.", checkpoint=WEIGHT)
     add_output(parser, "--output", ".onnx", required=True, help="the file to write")
     arguments, cfg = parse(parser)
     check_extra("tools/export_onnx.py", "onnx", {name: name for name in ("onnx", "onnxscript", "onnxruntime")})
-
     from demo_sdtps.retrieval.extractor import make_extractor
     from demo_sdtps.retrieval.onnx_export import export_onnx
 

@@ -17,7 +17,6 @@ def main() -> None:
     parser.add_argument("--num_class", type=positive_int, default=171, help="training identities (default: 171, as RGBNT201)")
     parser.add_argument("--camera_num", type=positive_int, default=4, help="cameras (default: 4)")
     arguments, cfg = parse(parser)
-
     from demo_sdtps.evaluation.operations import operations_table
     from demo_sdtps.modeling import make_model
 

@@ -26,7 +26,6 @@ def main() -> None:
     add_output(parser, "--csv", ".csv", help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
                                              "none excluded, by squared Euclidean distance of L2-normalised features")
     arguments = read_arguments(parser)
-
     from demo_sdtps.retrieval.ranking import rank
 
     rank(arguments)

@@ -7,9 +7,8 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import add_output, config_parser, parsed_in_group, positive_int, run
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parsed_in_group, positive_int, run
 from demo_sdtps.config.common import APPROXIMATE, FLAT, TOP
-from demo_sdtps.evaluation.flags import weight_flag
 
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
 RERANKED = "k-reciprocal distance among the query and its first hits (0 to 1)"
@@ -21,7 +20,7 @@ def main() -> None:
         "equal names; any of them, or any image, may be missing. Images need no labels and no naming rule; their cameras are "
         "unknown, so the mean of the model's is taken. The features of the gallery are kept in an index; images that are new, "
         "changed or removed update it. Without --output and --csv the hits of the first queries are printed.",
-        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=weight_flag())
+        epilog=f"distance: {SQUARED}; with --re_rank the {RERANKED}.", checkpoint=WEIGHT)
     parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
     parser.add_argument("--query", type=Path, required=True, metavar="PLACE",
                         help="a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, which is searched for "

@@ -9,9 +9,8 @@ if __name__ in ("__main__", "__mp_main__"):
 from dataclasses import asdict
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.datasets import SPLITS
-from demo_sdtps.evaluation.flags import weight_flag
 from demo_sdtps.runtime.files import write_json
 
 
@@ -22,11 +21,10 @@ def main() -> None:
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
-        "features of RGB, NI and TI.", checkpoint=weight_flag())
+        "features of RGB, NI and TI.", checkpoint=WEIGHT)
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
-
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import light
     from demo_sdtps.evaluation.command import load_model_and_data

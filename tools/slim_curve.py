@@ -8,8 +8,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 
-from demo_sdtps.config.cli import add_output, config_parser, parse, run
-from demo_sdtps.evaluation.flags import weight_flag
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, run
 
 DEFAULT_SCORES = ("saliency", "distinctness", "random")
 
@@ -17,7 +16,7 @@ DEFAULT_SCORES = ("saliency", "distinctness", "random")
 def main() -> None:
     parser = config_parser("Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained "
                            "with: for each score and setting the operations of the backbone against the dense model, and mAP "
-                           "and Rank-1 of TEST.RETURN_PATTERN.", checkpoint=weight_flag())
+                           "and Rank-1 of TEST.RETURN_PATTERN.", checkpoint=WEIGHT)
     parser.add_argument("--scores", nargs="+", default=list(DEFAULT_SCORES), metavar="SCORE",
                         help=f"MODEL.SLIM_SCORE of each curve (default: {' '.join(DEFAULT_SCORES)})")
     parser.add_argument("--blocks", nargs="+", type=whole_numbers, metavar="B,B", help="MODEL.SLIM_BLOCKS of each setting, "
@@ -28,7 +27,6 @@ def main() -> None:
     add_output(parser, "--output", ".png", help="draw the curve into this file")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
-
     from demo_sdtps.reports.slim_curve import evaluate_settings
 
     evaluate_settings(cfg, arguments)

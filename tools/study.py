@@ -49,7 +49,6 @@ def main() -> None:
     add_overwrite(parser)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
     arguments = read_arguments(parser)
-
     from demo_sdtps.studies.runs import run_study
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
