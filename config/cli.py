@@ -175,6 +175,11 @@ def print_lines(*lines: object) -> None:
     print(*lines, sep="\n", flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 shard", "2 shards"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def run(main: Callable[[], None]) -> None:
     """Call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 

@@ -5,6 +5,9 @@ RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3
 
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a triplet, by first letters (TEST.MISS)
 
+COMMAND = "demo-sdtps"
+"""The command of an installed package (demo_sdtps/commands.py)."""
+
 WEIGHT_EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 """A checkpoint, in messages."""
 

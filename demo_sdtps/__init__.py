@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch",
            "slim", "slim_loss", "unslim"]
 
+__version__ = "0.1.0"
+
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 _folder = Path(__file__).resolve().parent
 if not (_folder / "modeling").is_dir() and (_folder.parent / "modeling" / "sdtps.py").exists():

@@ -10,7 +10,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.cli import counted, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import extract_features
@@ -48,7 +48,7 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
         recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
         np.savez(file, features=features.numpy(), paths=np.array([sample.paths for sample in samples]), **recorded)
-    print_lines(f"Wrote {features.shape[0]} features of {features.shape[1]} numbers to {arguments.output}")
+    print_lines(f"Wrote {counted(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}")
 
 
 def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
@@ -75,8 +75,8 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
             store.shards = list(parts)
             width = store.features().width  # where a shard is missing, nodes do not share the folder
             store.commit()
-            print_lines(f"Wrote {len(missing)} shards to {folder}, {len(done)} were there: {len(samples)} features of {width} "
-                        f"numbers, {arguments.dtype}")
+            print_lines(f"Wrote {counted(len(missing), 'shard')} to {folder}, {len(done)} were there: "
+                        f"{counted(len(samples), 'feature')} of {width} numbers, {arguments.dtype}")
 
 
 def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:

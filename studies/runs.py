@@ -38,8 +38,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
 CURVES = {"curves.png": draw_curves}
-DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
+DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "return_patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "times": False, "variants": {}}
+FORMER = {"patterns": "return_patterns"}
 VARIANT_DEFAULTS = {"config": "", "set": {}, "weights": ""}
 
 
@@ -79,7 +80,7 @@ def run_study(arguments: argparse.Namespace) -> None:
         if study["times"]:
             for name, seconds in seconds_of({variant.name: variant.cfg for variant in variants}).items():
                 costs[name] |= seconds
-        result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
+        result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["return_patterns"],
                   "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
         write_json(files[RESULT], result)
     table = as_markdown(result)
@@ -107,13 +108,15 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
     found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    found = {FORMER.get(key, key): value for key, value in found.items()}
     study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")
     study["variants"] = {str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
                          for name, variant in study["variants"].items()}
-    if not study["patterns"] or not all(pattern in RETURN_PATTERNS for pattern in study["patterns"]):
-        raise UserError(f"The study {path}: patterns is {study['patterns']!r}, but it must be some of 1, 2 and 3.")
+    if not study["return_patterns"] or not all(pattern in RETURN_PATTERNS for pattern in study["return_patterns"]):
+        raise UserError(f"The study {path}: return_patterns is {study['return_patterns']!r}, but it must be some of 1 "
+                        "(original), 2 (enhanced) and 3 (both).")
     return study
 
 

@@ -97,8 +97,8 @@ def comparison(found: Mapping[str, float], figures: Mapping[str, Any]) -> str:
         return " / ".join(f"{values[pattern]:.1f}" for pattern in PATTERNS)
 
     limits = " / ".join("{:.1f} to {:.1f}".format(*figures["range"][pattern]) for pattern in PATTERNS)
-    return (f"mAP of patterns 1 / 2 / 3: {listed(found)} here, {listed(figures['runs'][0]['mAP'])} in the README; on another "
-            f"processor or with another seed: {limits} ({CONFIDENCE:.0%} of runs)")
+    return (f"mAP of original / enhanced / both: {listed(found)} here, {listed(figures['runs'][0]['mAP'])} in the README; on "
+            f"another processor or with another seed: {limits} ({CONFIDENCE:.0%} of runs)")
 
 
 def processor() -> str:

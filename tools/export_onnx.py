@@ -14,9 +14,10 @@ def main() -> None:
     parser = config_parser(
         "Write the model of a checkpoint as ONNX, for any batch size. Inputs: rgb, ni, ti (batch, 3, height, width) float32, "
         "and camera (batch,) int64 from 0, of which the last is any other camera (the mean of the embeddings). Outputs: "
-        "pattern_1, pattern_2, pattern_3 (batch, D) float32, not normalised, as tools/export_features.py writes them. The "
-        "metadata have height, width, mean, std, cameras, and the configuration. A missing modality is an image of zeros. The "
-        "file is compared with torch by ONNX Runtime before it is in its place.", checkpoint=WEIGHT)
+        "pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not normalised, as "
+        "tools/export_features.py writes them. The metadata have height, width, mean, std, cameras, and the configuration. A "
+        "missing modality is an image of zeros. The file is compared with torch by ONNX Runtime before it is in its place.",
+        checkpoint=WEIGHT)
     add_output(parser, "--output", ".onnx", required=True, help="the file to write")
     arguments, cfg = parse(parser)
     check_extra("tools/export_onnx.py", "onnx", {name: name for name in ("onnx", "onnxscript", "onnxruntime")})

@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_overwrite, config_parser, parse, print_lines, run
+from demo_sdtps.config.cli import add_overwrite, config_parser, counted, parse, print_lines, run
 from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, read_splits
@@ -35,7 +35,7 @@ def main() -> None:
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
-    print_lines(f"Wrote {counts['written']} masks{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+    print_lines(f"Wrote {counted(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
                 f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
 
 

@@ -11,7 +11,7 @@ A study is a YAML file (see studies/):
       + SDTPS: {}
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
-Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
+Optional keys: `return_patterns: [3]` (those in the tables; default: all three), `missing: True` (evaluate the cases of
 missing modalities), `selection: True` (run tools/selection_quality.py), `times: True` (time the variants in turns, and draw
 mAP against operations and times, a curve for those whose names agree up to the first comma). A variant with `weights: NAME` is
 not trained: it evaluates the weights of the variant NAME.
