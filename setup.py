@@ -1,5 +1,10 @@
-"""Package metadata. Users run the scripts from a checkout; installing makes demo_sdtps importable from anywhere."""
+"""Package metadata. Installing makes demo_sdtps importable from anywhere, and the scripts one command, demo-sdtps."""
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+PACKAGE = Path(__file__).resolve().parent / "demo_sdtps" / "__init__.py"
 
 SEPS = ["transformers>=4.48"]
 """The text tower of train_seps.py."""
@@ -21,12 +26,13 @@ LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 
 setup(
     name="demo-sdtps",
-    version="0.1.0",
+    version=re.search(r'^__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"), re.M)[1],
     description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
     package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "reports/templates/*"]},
+    entry_points={"console_scripts": ["demo-sdtps = demo_sdtps.commands:main"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",

@@ -6,19 +6,18 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import parse, run
-from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.runtime.distributed import broadcast_from_main, check_launch, init_distributed
-from demo_sdtps.training.command import train, training_parser
-from demo_sdtps.training.reid import make_reid_trainer
+from demo_sdtps.config.cli import parsed_in_group, run, training_parser
 
 
 def main() -> None:
     parser = training_parser("Train a model and evaluate it as it learns.",
                              "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
-    with init_distributed():
-        arguments, own = parse(parser)
-        cfg = broadcast_from_main(lambda: own)
+    with parsed_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.modeling.demo import missing_modalities
+        from demo_sdtps.runtime.distributed import check_launch
+        from demo_sdtps.training.command import train
+        from demo_sdtps.training.reid import make_reid_trainer
+
         check_launch(cfg)
         missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
         train(cfg, arguments.overwrite, make_reid_trainer)

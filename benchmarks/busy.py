@@ -24,7 +24,7 @@ LOSS = {"idle": 0.95, "busy": 0.8}
 """Least speed of the commands' default relative to the best of SETTINGS."""
 
 
-def busy_rows(quick: bool) -> Iterator[Row]:
+def busy_rows(quick: bool, _: object) -> Iterator[Row]:
     """Seconds to train the demo on 1,000 triplets: each of SETTINGS beside the commands' default, which chooses by the load."""
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY",
                                                                                 "GOMP_SPINCOUNT")}

@@ -3,15 +3,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
 from demo_sdtps.benchmarks.rows import Row, check_equal, speed_row
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.weights import from_demo
-from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.timing import in_turns
 
 FUSION_TARGET = 30  # speed-up over the plain formulation
@@ -31,9 +29,9 @@ class Fast(nn.Module):
         return self.atmoe(self.hdm(patches, global_feats))
 
 
-def fusion_rows(cfg: CfgNode, quick: bool) -> list[Row]:
+def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
-    device = choose_device(cfg)
+    cfg = load_cfg("RGBNT201/DeMo.yml")
     torch.manual_seed(cfg.SOLVER.SEED)
     batch, rounds = (2, 1) if quick else (64, 2)
     backbone = make_backbone(cfg, camera_num=1)  # only for its shapes

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING_CASES", "MODALITIES", "RETURN_PATTERNS", "UserError", "get_cfg", "load_cfg", "with_values"]
 
-__getattr__ = lazy_names(__name__, dict.fromkeys(("get_cfg", "load_cfg", "with_values"), "demo_sdtps.config.load"))
+__getattr__ = lazy_names(__name__, {"config.load": ["get_cfg", "load_cfg", "with_values"]})

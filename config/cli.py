@@ -1,24 +1,30 @@
-"""Shared parts of all commands: flags of the configuration, and error messages."""
+"""Shared parts of all commands: flags of the configuration, and error messages. Without torch, as are the parsers of all
+commands, so that --help comes at once."""
 import argparse
 import errno
 import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import RETURN_PATTERNS
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, pairs_of
+from demo_sdtps.config.common import RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 
 OVERWRITE = "replace an output that exists, which is refused otherwise"
-NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
+RUN_FILES = ("OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
+             "last.pth and best.pth. RESUME auto continues it.")
+NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
+ANSWERED = {"-h", "--help", "--keys"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOADING = ("lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
            "DATALOADER.TIMEOUT for a slow disk.")
@@ -67,8 +73,8 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
 
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
-    work; `parse` does."""
-    for name, suffix in arguments.outputs.items():
+    work; `read_arguments` does."""
+    for name, suffix in getattr(arguments, "outputs", {}).items():
         if path := getattr(arguments, name):
             check_output_file(path, suffix, arguments.overwrite)
 
@@ -76,15 +82,20 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
-    `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
-    checkpoint.
+    `gives` describes its value, `key` is the equivalent configuration key, `stored` is the function, as module:name, that reads
+    the configuration from the checkpoint, and `example` is a checkpoint for its messages.
     """
 
     name: str
     metavar: str
     gives: str
     key: str
-    stored: Callable[[Path], StoredText]
+    stored: str
+    example: str = WEIGHT_EXAMPLE
+
+
+WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtps.modeling.checkpoint:stored_config")
+"""The flag --weight."""
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
@@ -107,12 +118,32 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     return parser
 
 
-def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """Arguments of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. Raises `UserError`,
-    also for outputs (`check_outputs`)."""
+def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
+    """Parser of a training's command."""
+    parser = config_parser(f"{description} {RUN_FILES}", f"example: {example}", schema)
+    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged")
+    # Passed by old versions of torch.distributed.launch; the environment has it too.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def read_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for an output
+    (`check_outputs`)."""
+    given = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in (sys.argv[1:] if words is None else words)]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
-    arguments = parser.parse_intermixed_args([f" {arg}" if NEGATIVE.fullmatch(arg) else arg for arg in sys.argv[1:]])
-    pairs, checkpoint = list(pairs_of([arg.strip() for arg in arguments.opts])), arguments.checkpoint
+    arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in given])
+    if "opts" in arguments:
+        arguments.opts = [word.strip() for word in arguments.opts]
+    check_outputs(arguments)
+    return arguments
+
+
+def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. Raises
+    `UserError`."""
+    arguments = read_arguments(parser)
+    pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
     pairs += [(key, value) for key, value in vars(arguments).items() if key in arguments.schema.by_name and value]
     config = arguments.config_file
     if config is None:
@@ -120,16 +151,33 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
         if not path:
             raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                             f"--config_file a YAML file such as {arguments.schema.example}.")
-        config = checkpoint.stored(Path(path))
-    cfg = load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
-    if "outputs" in arguments:
-        check_outputs(arguments)
-    return arguments, cfg
+        config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
+    return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
+
+
+@contextmanager
+def parsed_in_group(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
+    """Inside, the processes that torchrun started form a group, with the arguments of each and the configuration of rank 0.
+
+    A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
+    """
+    if not ANSWERED.isdisjoint(sys.argv):
+        parse(parser)
+    from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
+
+    with init_distributed():
+        arguments, own = parse(parser)
+        yield arguments, broadcast_from_main(lambda: own)
 
 
 def print_lines(*lines: object) -> None:
     """Print each on a line of stdout, at once."""
     print(*lines, sep="\n", flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 shard", "2 shards"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def run(main: Callable[[], None]) -> None:

@@ -5,6 +5,25 @@ RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3
 
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a triplet, by first letters (TEST.MISS)
 
+COMMAND = "demo-sdtps"
+"""The command of an installed package (demo_sdtps/commands.py)."""
+
+WEIGHT_EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
+"""A checkpoint, in messages."""
+
+ATTENTION_METHODS = {"rollout": "attention rollout of the class token",
+                     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
+"""Of tools/draw_attention.py."""
+
+FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
+"""Foregrounds of tools/make_masks.py: names of the classes in COCO and, but for trucks, in Pascal VOC."""
+
+TOP = 10
+"""Hits of a query by default."""
+
+FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
+"""Indices of tools/search.py: exact, and approximate."""
+
 CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""
 

@@ -1,14 +1,19 @@
 """Foreground masks beside the images of a triplet (docs/data.md)."""
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image
+from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import Images, Paths, decode, decode_triplet
+from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.runtime.progress import progress
 
 ADVICE = ("; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with tools/make_masks.py, or choose a score without "
           "masks.")
@@ -42,3 +47,31 @@ def decode_masked_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) 
     *images, mask = paths
     assert mask
     return *decode_triplet(tuple(images), modalities), decode_mask(mask)
+
+
+def write_masks(samples: Iterable[Sample], segment: Callable[[torch.Tensor], torch.Tensor], modalities: Sequence[str],
+                overwrite: bool) -> Counter:
+    """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept". Raises `UserError`.
+
+    `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W). Masks are 8-bit grey PNG files, 255 for the foreground.
+    """
+    counts: Counter = Counter()
+    files = {mask_path(sample): sample for sample in samples}  # once where query and gallery are the same
+    wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
+    counts["kept"] = len(files) - len(wanted)
+    for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
+        shown = [image for image in decode_triplet(sample.paths, modalities) if image is not None]
+        if not shown:
+            raise UserError(f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality.")
+        mask = united([segment(image) for image in shown])
+        counts.update(written=1, empty=int(not mask.any()))
+        with atomic_write(path) as temporary:
+            Image.fromarray(mask.numpy()).save(temporary, format="PNG")
+    return counts
+
+
+def united(masks: list[torch.Tensor]) -> torch.Tensor:
+    """Masks (h, w) in [0, 1] → the maximum at each place, uint8 (H, W) from 0 to 255, in the size of the first."""
+    size = list(masks[0].shape)
+    resized = torch.stack([resize(mask[None], size)[0] for mask in masks])
+    return (resized.amax(dim=0) * 255).round().byte()

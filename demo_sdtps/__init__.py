@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch",
            "slim", "slim_loss", "unslim"]
 
+__version__ = "0.1.0"
+
 # A checkout without symbolic links (git on Windows) has small text files in their place, which must not be found first.
 _folder = Path(__file__).resolve().parent
 if not (_folder / "modeling").is_dir() and (_folder.parent / "modeling" / "sdtps.py").exists():
     __path__.insert(0, str(_folder.parent))
 
 __getattr__ = lazy_names(__name__, {
-    "MultiModalSDTPS": "demo_sdtps.modeling.sdtps", "make_model": "demo_sdtps.modeling.demo",
-    "get_cfg": "demo_sdtps.config.load", "load_cfg": "demo_sdtps.config.load",
-    "load": "demo_sdtps.retrieval.extractor", "Extractor": "demo_sdtps.retrieval.extractor",
-    **dict.fromkeys(("slim", "slim_loss", "unslim"), "demo_sdtps.modeling.slim"),
-    "add_config": "demo_sdtps.plug_in.config", "patch": "demo_sdtps.plug_in.patch"})
+    "modeling.sdtps": ["MultiModalSDTPS"], "modeling.demo": ["make_model"], "modeling.slim": ["slim", "slim_loss", "unslim"],
+    "config.load": ["get_cfg", "load_cfg"], "retrieval.extractor": ["Extractor", "load"],
+    "plug_in.config": ["add_config"], "plug_in.patch": ["patch"]})

@@ -5,17 +5,11 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import CheckpointFlag
 from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint, stored_config
+from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
-
-
-def weight_flag(example: str = EXAMPLE) -> CheckpointFlag:
-    """The flag --weight; `example` is the checkpoint that errors suggest."""
-    return CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", lambda path: stored_config(path, example))
 
 
 def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:

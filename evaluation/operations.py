@@ -20,6 +20,8 @@ FREE = ("__and__", "__or__", "all", "aminmax", "any", "argsort", "avg_pool2d", "
         "full_like", "gt", "index_copy", "kthvalue", "le", "masked_fill", "ones_like", "pad", "rand", "repeat",
         "repeat_interleave", "scatter", "searchsorted", "sort", "topk", "unflatten", "view_as", "where")
 
+PARTS = {"pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
+
 logger = logging.getLogger(__name__)
 
 
@@ -65,6 +67,20 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     if left := analysis.unsupported_ops():
         logger.warning("Not counted, because there is no rule for them: %s", ", ".join(sorted(left)))
     return macs
+
+
+def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
+    """Lines of the parameters and GMACs of every part; of HDM's plain formulation too."""
+    parameters, macs = count_parameters(model), count_macs(cfg, model)
+    total = sum(parameters.values())
+    rows = [*((PARTS.get(part, part), count, macs[part]) for part, count in parameters.items()), ("total", total, macs[""])]
+    lines = [f"{'part':24}{'parameters':>14}{'GMACs':>10}",
+             *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows)]
+    if model.hdm:
+        plain = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model))
+        lines += [f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}",
+                  f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}"]
+    return lines
 
 
 def tokens_of_hdm(model: DeMo) -> int:

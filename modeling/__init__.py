@@ -8,4 +8,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DeMo", "make_model"]
 
-__getattr__ = lazy_names(__name__, dict.fromkeys(("DeMo", "make_model"), "demo_sdtps.modeling.demo"))
+__getattr__ = lazy_names(__name__, {"modeling.demo": ["DeMo", "make_model"]})

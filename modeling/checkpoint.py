@@ -9,12 +9,12 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, load_torch, tensors_of
 from demo_sdtps.runtime.files import atomic_write
 
 MAX_NAMED = 3
-EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 CLASSIFIER, CAMERAS = ".classifier.weight", "backbone.camera_embedding"
 SLIMMING = "slimming.scores."
 

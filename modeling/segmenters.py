@@ -12,13 +12,11 @@ from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv
 from torchvision.transforms.v2.functional import normalize, resize
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.modeling.checkpoint import read_weights_file
 
 Segmenter = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
-
-CLASSES = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
-"""Names of the foreground's classes in COCO and, but for trucks, in Pascal VOC."""
 
 MIN_SCORE = 0.5  # of an instance
 MASKRCNN_SIDE, DEEPLAB_SIDE = 800, 520  # shorter side in pixels to which torchvision scales an image
@@ -27,7 +25,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's trainin
 
 def make_segmenter(name: str, weight: str | None, classes: str, device: torch.device) -> Segmenter:
     """The segmenter `name`: a key of `NETWORKS`, with the weights of a file or "hub", or module:function; `classes` is a key of
-    `CLASSES`. Raises `UserError`."""
+    `FOREGROUND`. Raises `UserError`."""
     if ":" in name:
         if weight:
             raise UserError(f"--model {name} is a function of yours, which takes no --weight; leave it out.")
@@ -37,7 +35,7 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
         raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function.")
     make, apply = NETWORKS[name]
     network, categories = make(weight)
-    wanted = [index for index, category in enumerate(categories) if category in CLASSES[classes]]
+    wanted = [index for index, category in enumerate(categories) if category in FOREGROUND[classes]]
     return partial(apply, network.to(device).eval(), wanted)
 
 

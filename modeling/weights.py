@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from demo_sdtps.modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
+from demo_sdtps.runtime.errors import UserError
 
 Weights = dict[str, torch.Tensor]
 
@@ -160,3 +161,12 @@ def _prefixes() -> list[tuple[str, str]]:
             *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
             *((f"{part}{suffix}.", f"heads.{head}.{part}.") for suffix, head in heads.items()
               for part in ("bottleneck", "classifier"))]
+
+
+def backbone_of(model: Weights, path: Path) -> Weights:
+    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
+    weights = {name.removeprefix(OUR_BACKBONE): tensor for name, tensor in model.items() if name.startswith(OUR_BACKBONE)}
+    if not weights:
+        raise UserError(f"The weights {path} have no {OUR_BACKBONE}…, so they are not those of a model; give a checkpoint "
+                        "of train_net.py or of DeMo.")
+    return weights

@@ -1,5 +1,4 @@
 """What tools/analyse.py and the page of tools/report.py have in common: an evaluation analysed, within the bounds of a file."""
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,7 +6,6 @@ import numpy as np
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import positive_int
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.embedding import METHODS, embed
 from demo_sdtps.evaluation.extraction import CASES
@@ -36,15 +34,6 @@ class Analysis:
     distances: analysis.Histogram
     points: list[int]  # samples in the scatter plots
     embeddings: dict[str, np.ndarray]  # (points, 2) by method
-
-
-def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
-    """Add the flags that bound the size of a file."""
-    parser.add_argument("--queries", type=positive_int, default=500, metavar="N",
-                        help=f"queries with a rank list in {where}: the {WORST} worst, and others spread over the split "
-                             "(default: 500)")
-    parser.add_argument("--points", type=positive_int, default=1000, metavar="N",
-                        help=f"samples in the scatter plots of {where}, spread over query and gallery (default: 1000)")
 
 
 def analysed_case(cfg: CfgNode) -> str:

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.common import ATTENTION_METHODS as METHODS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
@@ -21,8 +22,6 @@ from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save
 from demo_sdtps.runtime.progress import progress
 
-METHODS = {"rollout": "attention rollout of the class token",
-           "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
 COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
 HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
 BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across

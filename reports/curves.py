@@ -2,8 +2,11 @@
 from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated, read_records
+from demo_sdtps.modeling.checkpoint import stored_config
 from demo_sdtps.reports.figures import plt, save
+from demo_sdtps.training.output import LAST
 
 IMAGE = "curves.png"
 
@@ -15,6 +18,12 @@ def evaluated_run(folder: Path) -> list[dict]:
         raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
                         "training.")
     return records
+
+
+def run_config(run: Path, example: str) -> StoredText:
+    """The configuration of a finished run. Raises `UserError` where there is no such run."""
+    evaluated_run(run)
+    return stored_config(run / LAST, example)
 
 
 def draw_curves(records: list[dict], path: Path) -> Path:

@@ -1,5 +1,4 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
-import argparse
 import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import positive_int
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
@@ -25,7 +23,7 @@ from demo_sdtps.evaluation.tables import (
     reid_caption,
 )
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
+from demo_sdtps.reports.analysis import NEAREST, Analysis, analysed_case, camera_rows, known
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.tokens import DROPPED, OPACITY, description, kept_patches
 from demo_sdtps.runtime.files import atomic_write
@@ -38,14 +36,6 @@ SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "cu
             "identities": "Identities", "distances": "Distances", "features": "Features", "worst": "Worst queries",
             "ranks": "Rank lists", "settings": "Configuration"}
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
-
-
-def add_page_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that bound the page."""
-    add_limits(parser, "the page")
-    parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
-                        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
-                             "their rank lists, from the lowest AP on (default: 1200)")
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],

@@ -1,7 +1,9 @@
-"""The page of tools/search.py: queries and their hits, with small images, in one HTML file without any other."""
+"""The hits of tools/search.py: printed, as CSV, and as a page with small images, one HTML file without any other."""
+import argparse
 import base64
 import io
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +13,48 @@ from jinja2 import Environment
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode
+from demo_sdtps.retrieval.nearest import write_csv
+from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
 SIDE, QUALITY = 128, 80  # longest side of an image in pixels, and its quality as JPEG
 MOST_BYTES = 15 << 20  # of the images on a page; queries beyond are left out, which the page says
 MOST_HITS = 50  # hits of a query on the page
+PRINTED = 5  # queries whose hits are printed
 
 PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
+
+
+def show(arguments: argparse.Namespace, distance: str, queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]],
+         distances: np.ndarray) -> None:
+    """Write the hits of each query with their distances (Q, top), which are `distance`, to --csv and --output, all or nothing,
+    or print them. Raises `UserError`."""
+    lines: list[str] = []
+    with ExitStack() as stack:
+        if arguments.output:
+            page, shown = page_of(queries, found, distances, f"{arguments.gallery}", distance)
+            # A file name may have bytes that are not UTF-8.
+            content = page.encode(errors="backslashreplace")
+            stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
+            lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
+        if arguments.csv:
+            write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in queries],
+                      [[hit.file for hit in hits] for hits in found], distances)
+            lines = [f"Wrote {arguments.csv}, hits: {distances.size}", *lines]
+    print_lines(*(lines or table(queries, found, distances)))
+
+
+def table(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray) -> list[str]:
+    """Lines of the hits of the first queries."""
+    lines = []
+    for query, hits, line in list(zip(queries, found, distances, strict=True))[:PRINTED]:
+        lines += ["", query.file, *(f"{rank:6}  {distance:8.4f}  {hit.file}"
+                                    for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))]
+    left = len(queries) - PRINTED
+    return [*lines, "", f"… queries left out: {left}; --csv and --output write all"] if left > 0 else lines
 
 
 def page_of(queries: Sequence[Triplet], found: Sequence[Sequence[Triplet]], distances: np.ndarray, gallery: str,

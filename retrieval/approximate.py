@@ -13,7 +13,6 @@ from demo_sdtps.retrieval.store import Stack
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
-FLAT, KINDS = "flat", ("ivfpq", "hnsw")
 CODES = 256  # values of a byte of a code of IVF-PQ, and the fewest samples that it is trained on
 MOST_BYTES = 128  # of a code
 PER_LIST = 64  # samples for the training, per list

@@ -84,19 +84,21 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         whole = torch.empty(0, sum(self.model.widths.values()))
         self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
 
-    def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, pattern: int = 3,
-                 camera: int | Sequence[int] | None = None, normalise: bool = True) -> np.ndarray:
+    def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, return_pattern: int = 3,
+                 camera: int | Sequence[int] | None = None, normalise: bool = True, pattern: int | None = None) -> np.ndarray:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
-        modality or for an image of it, is a missing one. `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera`
+        modality or for an image of it, is a missing one. `return_pattern`, formerly `pattern`: 1 original, 2 enhanced, 3 both
+        (docs/method.md). `camera`
         (one, or n) is counted from 0 as in training; None, for images of any other camera, takes the mean of the cameras'
         embeddings. With the camera given, features are those of tools/export_features.py.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
         """
+        pattern = return_pattern if pattern is None else pattern
         if pattern not in RETURN_PATTERNS:
             raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
         triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})

@@ -86,7 +86,7 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         own = shard_for_rank(triplets)
         try:
-            rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), pattern=pattern)
+            rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern)
         except UserError:
             verify(path for triplet in own for path in triplet.paths if path)
             raise

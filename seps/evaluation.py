@@ -27,9 +27,9 @@ from demo_sdtps.seps.captions import encode_captions, image_batches, image_loade
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.recall import five_fold
+from demo_sdtps.seps.schema import EXAMPLE
 from demo_sdtps.seps.towers import load_tokenizer
 
-EXAMPLE = "runs/SEPS/flickr30k/best.pth"
 SPLITS = ("train", "dev", "test")
 
 

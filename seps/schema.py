@@ -105,4 +105,7 @@ def check_seps_cfg(cfg: CfgNode) -> None:
                         f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}.")
 
 
+EXAMPLE = "runs/SEPS/flickr30k/best.pth"
+"""A checkpoint, in messages."""
+
 SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "configs/SEPS/flickr30k.yml")

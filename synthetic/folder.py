@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_overwrite
+from demo_sdtps.config.cli import add_overwrite, read_arguments
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.files import read_json
 
@@ -44,7 +44,7 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
     add_overwrite(parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
-    options = parser.parse_args(arguments)
+    options = read_arguments(parser, arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name)
         if value < least or (most is not None and value > most):

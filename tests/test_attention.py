@@ -15,7 +15,7 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools import draw_attention
+from demo_sdtps.reports.attention import matches_of
 
 FUSED = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 SLIM = ("MODEL.USE_SDTPS", "False", *FUSED, "INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_KEEP", "[0.5, 0.5]")
@@ -162,6 +162,6 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
 def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
     cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
     splits = read_splits(cfg, ("query", "gallery"))
-    found = draw_attention.matches_of(cfg, splits["query"][0], splits["gallery"])
+    found = matches_of(cfg, splits["query"][0], splits["gallery"])
     assert len(found) == 6 and {sample.identity for sample in found} == {splits["query"][0].identity}
     assert splits["query"][0].camera not in {sample.camera for sample in found}

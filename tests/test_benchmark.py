@@ -7,6 +7,7 @@ import pytest
 from commands import ROOT
 
 from demo_sdtps.benchmarks import run as benchmark
+from demo_sdtps.benchmarks.record import as_report
 from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.benchmarks.slimming import pairs
 
@@ -19,7 +20,7 @@ PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance"
 def test_the_page_shows_what_was_measured(measured):
     record = record_of(measured)
     assert not record["quick"]
-    assert benchmark.as_report(record) in (ROOT / "docs" / f"{PAGES[measured]}.md").read_text(encoding="utf-8")
+    assert as_report(record) in (ROOT / "docs" / f"{PAGES[measured]}.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_what_the_plug_in_does_to_other_code_bases():
@@ -37,7 +38,7 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)
     assert code == 0
     record = json.loads(output.read_text())
-    assert stdout.strip() == benchmark.as_report(record)
+    assert stdout.strip() == as_report(record)
     assert list(record["parts"]) == parts and record["quick"]
     rows = [Row(**row) for rows in record["parts"].values() for row in rows]
     for row in rows:

@@ -87,9 +87,9 @@ def test_the_chinese_readme_has_the_headings_commands_and_links_of_the_english_o
 def test_the_figures_of_the_readme_are_those_of_the_results():
     found = FIGURE.findall(text(README))
     assert len(found) > 10 and set(found) <= set(FIGURE.findall(text(ROOT / "docs" / "results.md")))
-    rows = re.findall(r"^\| ([123]) \w+ \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \|", text(README), re.M)
+    rows = re.findall(r"^\| [123] (\w+) \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \|", text(README), re.M)
     models = text(ROOT / "docs" / "models.md")
-    assert len(rows) == 3 and all(f"pattern {pattern}: {', '.join(figures)}" in models for pattern, *figures in rows)
+    assert len(rows) == 3 and all(f"{name}: {', '.join(figures)}" in models for name, *figures in rows)
 
 
 def test_the_range_of_the_demo_is_students_prediction_interval():

@@ -13,6 +13,8 @@ from torchvision.transforms import v2
 
 import demo_sdtps
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.retrieval import onnx_export
+from demo_sdtps.retrieval.extractor import mean_camera
 from demo_sdtps.tools import export_onnx
 
 SLIM = ("MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_KEEP", "[0.5, 0.5]",
@@ -27,7 +29,7 @@ MODELS = {"SDTPS": (), "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "salienc
 @pytest.mark.parametrize("opts", MODELS.values(), ids=MODELS)
 def test_an_exported_program_takes_any_batch(opts):
     model = tiny_model(*opts).eval()
-    program = export_onnx.export_program(model, [64, 32]).module()
+    program = onnx_export.export_program(model, [64, 32]).module()
     for batch in (1, 3, 40):
         images, cameras = random_images(batch, batch)
         with torch.no_grad():
@@ -59,11 +61,12 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
     known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
     for cameras, given in ((np.array(known), known), (unknown, None)):
         found = session.run(None, {**fed, "camera": cameras})
-        expected = [reid.features(**files, pattern=pattern, camera=given, normalise=False) for pattern in RETURN_PATTERNS]
+        expected = [reid.features(**files, return_pattern=pattern, camera=given, normalise=False)
+                    for pattern in RETURN_PATTERNS]
         inputs = [torch.from_numpy(part) for part in (*fed.values(), cameras)]
-        with export_onnx.mean_camera(reid.model.backbone):
-            graph = export_onnx.Patterns(reid.model)
-            told = ~export_onnx.undecided(graph, inputs, [torch.from_numpy(part) for part in expected])
+        with mean_camera(reid.model.backbone):
+            graph = onnx_export.Patterns(reid.model)
+            told = ~onnx_export.undecided(graph, inputs, [torch.from_numpy(part) for part in expected])
         assert told.any()
         for own, theirs in zip(found, expected, strict=True):
             assert_close(own[told], theirs[told], *MODEL, *MODEL)
@@ -71,11 +74,11 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
 
 def test_an_image_whose_selection_is_a_tie_is_told_from_others():
     """The patches of an image of one colour are equal but for rounding; those of noise are not."""
-    graph = export_onnx.Patterns(tiny_model(*MODELS["saliency"]).eval())
+    graph = onnx_export.Patterns(tiny_model(*MODELS["saliency"]).eval())
     images, cameras = random_images(1, 3)
     inputs = [image.clone() for image in images.values()]
     for image in inputs:
         image[1] = 0.5
     with torch.no_grad():
         expected = graph(*inputs, cameras)
-    assert export_onnx.undecided(graph, (*inputs, cameras), expected).tolist() == [False, True, False]
+    assert onnx_export.undecided(graph, (*inputs, cameras), expected).tolist() == [False, True, False]

@@ -92,7 +92,7 @@ def test_masks_that_exist_are_kept_unless_overwritten(command, bare_root, functi
     gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
     gone.unlink()
     code, stdout, _ = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train"))
-    assert code == 0 and "Wrote 1 masks and kept 47" in stdout
+    assert code == 0 and "Wrote 1 mask and kept 47" in stdout
     after = contents(bare_root)
     changed = [name for name in after if after[name] != before.get(name)]
     assert len(changed) == 1 and str(changed[0]).endswith(gone.name)

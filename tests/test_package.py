@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from commands import ROOT, cli_args_for
 from PIL import Image
 
+import demo_sdtps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoint import save_checkpoint
@@ -163,6 +165,12 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     script = python(tmp_path / "site" / "demo_sdtps" / "tools" / "report.py", "--help", cwd=tmp_path,
                     PYTHONPATH=str(tmp_path / "site"))
     assert "usage:" in script.stdout, script.stderr
+    (installed,) = distributions(path=[str(tmp_path / "site")])
+    (entry,) = installed.entry_points
+    assert (entry.name, installed.version) == ("demo-sdtps", demo_sdtps.__version__)
+    program = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
+    one = python("-c", program, "test", "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert one.stdout.startswith("usage: demo-sdtps test "), one.stderr
 
 
 @pytest.mark.slow

@@ -102,19 +102,19 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     features[match] = features[data.query[0]]  # a hit at rank 1 for certain
     best, worst, everyone = first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES)  # whatever is rounded
     failed, possible = ([number for number in everyone if ranks[number] > 1] for ranks in (best, worst))
-    found = draw_ranks.failures(*ranked)
+    found = ranks.failures(*ranked)
     assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(found))
     perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
     with pytest.raises(UserError, match="--failures finds none"):
-        draw_ranks.failures(cfg, perfect, data)
+        ranks.failures(cfg, perfect, data)
 
 
 def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     cfg, _, data = ranked
     figures, save = [], ranks.save
     monkeypatch.setattr(ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-    numbers = draw_ranks.failures(*ranked)
+    numbers = ranks.failures(*ranked)
     words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", cfg.TEST.WEIGHT, "--output", tmp_path / "ranks.png", "--failures",
                          "--queries", "1")
     assert command(draw_ranks.main, *words)[0] == 0

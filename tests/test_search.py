@@ -7,6 +7,7 @@ from reference import reranking
 from reference import search as reference
 from test_reranking import roundings, undecided
 
+from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.retrieval import approximate, nearest
 from demo_sdtps.retrieval.nearest import Hits
 from demo_sdtps.retrieval.store import Stack
@@ -87,7 +88,7 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     assert np.array_equal(found.rows, exact.rows) and np.array_equal(found.distances, exact.distances)
 
 
-@pytest.mark.parametrize("kind", approximate.KINDS)
+@pytest.mark.parametrize("kind", APPROXIMATE)
 def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     generator = numpy_generator(6)
     centres = np.repeat(random_features(generator, 100, 16), 8, axis=0)

@@ -70,7 +70,7 @@ def test_hits_are_those_of_the_extractors_features(searched, weights, place, pat
         "Wrote hits.csv, hits: 8"]
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     sides = [triplets(place / side) for side in ("query", "gallery")]
-    features = [reid.features(*zip(*side.values(), strict=True), pattern=pattern).tolist() for side in sides]
+    features = [reid.features(*zip(*side.values(), strict=True), return_pattern=pattern).tolist() for side in sides]
     expected = reference.nearest(*features, [*sides[1]], 4)
     header, *rows = rows_of("hits.csv")
     assert header == ["query", "rank", "gallery", "distance"]
@@ -135,7 +135,8 @@ def test_csv_and_page_are_written_both_or_neither(searched, place, monkeypatch):
     searched("--index", "kept")
     search_page.thumbnail.cache_clear()
     before = contents(place)
-    monkeypatch.setattr(search, "report", lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone")
+    monkeypatch.setattr("demo_sdtps.retrieval.search.report",
+                        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone")
     code, _, stderr = searched("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
     assert code == 2 and stderr.startswith(ONE_LINE)
     before.pop("gallery/TI/photo 0.jpg")

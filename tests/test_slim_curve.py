@@ -7,6 +7,7 @@ from PIL import Image
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
+from demo_sdtps.reports.slim_curve import settings
 from demo_sdtps.tools import slim_curve
 
 
@@ -18,9 +19,9 @@ def words(tiny_root, tmp_path):
 
 def test_settings_follow_the_depth():
     """Two blocks and shares by default; else every block with every share."""
-    assert slim_curve.settings(12, None, None) == [([4], [0.65]), ([4], [0.5]), ([2, 6], [0.6, 0.6]), ([2, 6], [0.45, 0.45]),
+    assert settings(12, None, None) == [([4], [0.65]), ([4], [0.5]), ([2, 6], [0.6, 0.6]), ([2, 6], [0.45, 0.45]),
                                                  ([0, 4], [0.4, 0.5])]
-    assert slim_curve.settings(6, [[2], [1, 3]], [0.5]) == [([2], [0.5]), ([1, 3], [0.5, 0.5])]
+    assert settings(6, [[2], [1, 3]], [0.5]) == [([2], [0.5]), ([1, 3], [0.5, 0.5])]
 
 
 @pytest.mark.slow

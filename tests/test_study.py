@@ -13,6 +13,7 @@ from reference import statistics as reference
 
 from demo_sdtps import test_net
 from demo_sdtps.reports.study import as_markdown, paired_difference
+from demo_sdtps.studies.runs import make_variants, read_study
 from demo_sdtps.tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
@@ -115,8 +116,8 @@ def test_beyond_noise_means_both_intervals():
 def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
-    study = tool.read_study(path)
-    variants = tool.make_variants(study, [], tmp_path)
+    study = read_study(path)
+    variants = make_variants(study, [], tmp_path)
     assert len({variant.folder for variant in variants}) == len(variants) > 1
     assert study["seeds"] >= 3
 
@@ -126,10 +127,12 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
 
     def folder(variant, *opts, **more):
-        return tool.make_variants(tool.read_study(write(tmp_path, variants={"x": variant}, **more)), list(opts), Path("r"))[0]
+        return make_variants(read_study(write(tmp_path, variants={"x": variant}, **more)), list(opts), Path("r"))[0]
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
+    for key in ("patterns", "return_patterns"):  # the former name, and today's
+        assert read_study(write(tmp_path, **{key: [2]}))["return_patterns"] == [2]
     others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
               folder({"config": str(BASELINE)})]
     assert len({plain.folder, *(other.folder for other in others)}) == 4

@@ -7,38 +7,12 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
-from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import read_splits, reader_of
-from demo_sdtps.datasets.counts import Counts, count_splits, differences, published_counts
-from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
-from demo_sdtps.datasets.masks import existing_masks
-from demo_sdtps.evaluation.protocol import count_matched, data_warnings
+from demo_sdtps.datasets import reader_of
 from demo_sdtps.runtime.files import write_json
-from demo_sdtps.seps import evaluation as seps_evaluation
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-
-NUMBER, SPLIT = 12, 10  # widths of columns
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What is in a data set: counts by split, sentences on counts that differ, and warnings."""
-
-    counts: dict[str, Counts]
-    expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def differences(self) -> list[str]:
-        return differences(self.counts, self.expected)
 
 
 def main() -> None:
@@ -52,6 +26,8 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="decode every image, and name those that are damaged")
     add_output(parser, "--json", ".json", help="write the counts, expected ones and warnings there as well")
     arguments, cfg = parse(parser)
+    from demo_sdtps.reports.data import check_captions, check_triplets, table
+
     found = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
@@ -69,46 +45,8 @@ def main() -> None:
 def _config_file() -> str | None:
     """The value of --config_file, by whose keys the parser is made."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config_file")
+    parser.add_argument("--config_file", "--config-file")
     return parser.parse_known_args()[0].config_file
-
-
-def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the triplets of all splits as training does. Raises `UserError` where training could not begin."""
-    splits = read_splits(cfg)
-    for split, samples in splits.items():
-        if reads_masks(cfg, training=split == "train"):
-            existing_masks(cfg, samples)
-    matched = count_matched(cfg, splits["query"], splits["gallery"])
-    train_sampler(cfg, [sample.identity for sample in splits["train"]])
-    if decode:
-        verify(path for samples in splits.values() for sample in samples for path in sample.files)
-    return Findings(count_splits(splits, reader_of(cfg).by_scene), published_counts(cfg),
-                    tuple(data_warnings(cfg, splits, matched)))
-
-
-def check_captions(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the images and captions of all splits as training does. Raises `UserError` where training could not begin."""
-    splits = seps_evaluation.read_caption_splits(cfg)
-    shuffled_batches(len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
-    seps_evaluation.check_folds(splits["test"], cfg.TEST.FOLDS)
-    if decode:
-        verify(path for split in splits.values() for path in split.paths)
-    counts = {name: {"images": len(split.paths), "captions": len(split.captions), "long": len(split.long_captions or ())}
-              for name, split in splits.items()}
-    return Findings(counts, warnings=tuple(seps_evaluation.data_warnings(splits)))
-
-
-def table(found: Findings) -> list[str]:
-    """A row of counts for each split, and below it one of the expected counts, where there are any."""
-    names = list(next(iter(found.counts.values())))
-    lines = ["".ljust(SPLIT) + "".join(name.rjust(NUMBER) for name in names)]
-    for split, counts in found.counts.items():
-        lines.append(split.ljust(SPLIT) + "".join(f"{counts[name]:{NUMBER},}" for name in names))
-        if expected := found.expected.get(split):
-            cells = (f"{expected[name]:,}" if name in expected else "" for name in names)
-            lines.append(("  expected".ljust(SPLIT) + "".join(cell.rjust(NUMBER) for cell in cells)).rstrip())
-    return lines if found.expected else [*lines, "expected counts: not known here (docs/data.md)"]
 
 
 if __name__ == "__main__":

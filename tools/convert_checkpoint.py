@@ -11,12 +11,10 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
-from demo_sdtps.modeling.checkpoint import read_checkpoint, save_whole
-from demo_sdtps.modeling.weights import Weights, to_demo, unknown_names
+from demo_sdtps.config.cli import add_output, print_lines, read_arguments, run
 
 NAMES = {"demo": "DeMo's", "ours": "our"}
-BACKBONE, BACKBONE_PREFIX = "backbone", "backbone.vit."
+BACKBONE = "backbone"
 
 
 def main() -> None:
@@ -29,9 +27,11 @@ def main() -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
-    arguments = parser.parse_args()
+    arguments = read_arguments(parser)
+    from demo_sdtps.modeling.checkpoint import read_checkpoint, save_whole
+    from demo_sdtps.modeling.weights import backbone_of, to_demo, unknown_names
+
     output = arguments.output
-    check_outputs(arguments)
     if output.exists() and output.samefile(arguments.input):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     found = read_checkpoint(arguments.input)
@@ -53,15 +53,6 @@ def main() -> None:
     if unknown := unknown_names(found.model):
         print_lines(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
                     f"{', …' if len(unknown) > 5 else ''}")
-
-
-def backbone_of(model: Weights, path: Path) -> Weights:
-    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
-    weights = {name.removeprefix(BACKBONE_PREFIX): tensor for name, tensor in model.items() if name.startswith(BACKBONE_PREFIX)}
-    if not weights:
-        raise UserError(f"The weights {path} have no {BACKBONE_PREFIX}…, so they are not those of a model; give a checkpoint "
-                        "of train_net.py or of DeMo.")
-    return weights
 
 
 if __name__ == "__main__":

@@ -15,13 +15,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
-
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, check_outputs, print_lines, run
+from demo_sdtps.config.cli import add_output, print_lines, read_arguments, run
 from demo_sdtps.runtime.files import read_json, write_json
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.record import command, commit
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "demo.json"
@@ -43,10 +40,9 @@ def main() -> None:
     parser.add_argument("--run", type=Path, metavar="DIR", help="OUTPUT_DIR of make demo")
     add_output(parser, "--json", ".json",
                help="write the runs and the range there; runs on other processors that the file holds are kept")
-    arguments = parser.parse_args()
+    arguments = read_arguments(parser)
     if arguments.json:
         kept = read_json(arguments.json)["runs"] if arguments.json.exists() else []
-        check_outputs(arguments)
         measure(arguments.json, [own for own in kept if own["processor"] != processor()])
     figures = read_json(arguments.json or FIGURES)
     if arguments.run:
@@ -68,6 +64,8 @@ def measure(path: Path, kept: Sequence[Mapping[str, Any]]) -> None:
 
 def write_figures(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
     """Write the runs and their range, with the command that made them."""
+    from demo_sdtps.training.record import command, commit
+
     write_json(path, {"command": command(), **commit(), "runs": runs, "range": ranges(runs)})
 
 
@@ -76,6 +74,8 @@ def ranges(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     prediction interval, in percent. One run has none."""
     if len(runs) < 2:
         return {}
+    from scipy import stats
+
     reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(runs) - 1) * (1 + 1 / len(runs)) ** 0.5
     found = {pattern: [own["mAP"][pattern] for own in runs] for pattern in PATTERNS}
     return {pattern: [statistics.mean(own) + sign * reach * statistics.stdev(own) for sign in (-1, 1)]
@@ -97,8 +97,8 @@ def comparison(found: Mapping[str, float], figures: Mapping[str, Any]) -> str:
         return " / ".join(f"{values[pattern]:.1f}" for pattern in PATTERNS)
 
     limits = " / ".join("{:.1f} to {:.1f}".format(*figures["range"][pattern]) for pattern in PATTERNS)
-    return (f"mAP of patterns 1 / 2 / 3: {listed(found)} here, {listed(figures['runs'][0]['mAP'])} in the README; on another "
-            f"processor or with another seed: {limits} ({CONFIDENCE:.0%} of runs)")
+    return (f"mAP of original / enhanced / both: {listed(found)} here, {listed(figures['runs'][0]['mAP'])} in the README; on "
+            f"another processor or with another seed: {limits} ({CONFIDENCE:.0%} of runs)")
 
 
 def processor() -> str:

@@ -6,17 +6,12 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
-from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.protocol import make_test_data
-from demo_sdtps.reports.figures import spread
-from demo_sdtps.reports.ranks import BEST, draw_ranks, failures
+from demo_sdtps.config.cli import WEIGHT, add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 
 
 def main() -> None:
-    parser = config_parser(f"Draw queries and their best {BEST} gallery triplets in all three modalities, with their "
-                           "distances; hits have a green frame, misses a red one.", checkpoint=weight_flag())
+    parser = config_parser("Draw queries and their best ten gallery triplets in all three modalities, with their "
+                           "distances; hits have a green frame, misses a red one.", checkpoint=WEIGHT)
     add_return_pattern(parser, "features that are ranked")
     add_output(parser, "--output", ".png", default="ranks.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
@@ -24,6 +19,12 @@ def main() -> None:
     parser.add_argument("--failures", action="store_true",
                         help="only queries without a hit at rank 1, those with the latest first hit first")
     arguments, cfg = parse(parser)
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.reports.figures import spread
+    from demo_sdtps.reports.ranks import draw_ranks, failures
+
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (patterns,) = extract_features(cfg, model, data.loader)

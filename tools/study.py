@@ -11,7 +11,7 @@ A study is a YAML file (see studies/):
       + SDTPS: {}
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
-Optional keys: `patterns: [3]` (return patterns in the tables; default: all three), `missing: True` (evaluate the cases of
+Optional keys: `return_patterns: [3]` (those in the tables; default: all three), `missing: True` (evaluate the cases of
 missing modalities), `selection: True` (run tools/selection_quality.py), `times: True` (time the variants in turns, and draw
 mAP against operations and times, a curve for those whose names agree up to the first comma). A variant with `weights: NAME` is
 not trained: it evaluates the weights of the variant NAME.
@@ -28,60 +28,10 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 import argparse
-import hashlib
 import logging
-import os
-import shlex
 import signal
-import subprocess
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
 
-import torch
-from tqdm.contrib.logging import logging_redirect_tqdm
-from yacs.config import CfgNode
-
-from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
-from demo_sdtps.config.cli import add_overwrite, positive_int, run
-from demo_sdtps.config.load import read_yaml
-from demo_sdtps.datasets import identity_labels, read_splits
-from demo_sdtps.evaluation.operations import count_macs, count_parameters
-from demo_sdtps.evaluation.selection import selects_patches
-from demo_sdtps.evaluation.tables import read_records
-from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.study import as_markdown, draw_costs, draw_curves, draw_results, read_result
-from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
-from demo_sdtps.runtime.progress import progress
-from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
-from demo_sdtps.training.output import LAST
-from demo_sdtps.training.record import FINISHED, RECORD, command
-from demo_sdtps.training.timing import seconds_of
-
-logger = logging.getLogger("study")
-ROOT = Path(__file__).resolve().parent.parent
-TABLES, RESULT = "study.md", "study.json"
-PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
-CURVES = {"curves.png": draw_curves}
-DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "patterns": list(RETURN_PATTERNS), "missing": False,
-            "selection": False, "times": False, "variants": {}}
-VARIANT_DEFAULTS = {"config": "", "set": {}, "weights": ""}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One row of the tables: a configuration and its command-line arguments."""
-
-    name: str
-    cfg: CfgNode
-    arguments: tuple[str, ...]
-    folder: Path
-    weights: Path | None = None  # folder of the variant whose weights are evaluated; None: it is trained
-
-    def run_folder(self, seed: int) -> Path:
-        return self.folder / f"seed_{seed}"
+from demo_sdtps.config.cli import add_overwrite, positive_int, read_arguments, run
 
 
 def main() -> None:
@@ -94,188 +44,16 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/studies/runs"), metavar="DIR",
                         help="folder of the runs; studies with the same folder share runs of equal configuration "
                              "(default: runs/studies/runs)")
-    parser.add_argument("--jobs", type=positive_int, metavar="N", default=1 if torch.cuda.is_available() else cpu_cores(),
+    parser.add_argument("--jobs", type=positive_int, metavar="N",
                         help="number of parallel runs (default: 1 with a GPU, else one per CPU core)")
     add_overwrite(parser)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
-    arguments = parser.parse_intermixed_args()
+    arguments = read_arguments(parser)
+    from demo_sdtps.studies.runs import run_study
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
-
-    output = arguments.output or Path("runs/studies", arguments.study.stem)
-    if arguments.study.suffix == ".json":
-        result = read_result(arguments.study)
-        plots = PLOTS | (CURVES if any("inference" in variant for variant in result["variants"]) else {})
-        files = output_files(output, plots, arguments.overwrite)
-    else:
-        study = read_study(arguments.study)
-        seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
-        variants = make_variants(study, arguments.opts, arguments.runs)
-        plots = PLOTS | (CURVES if study["times"] else {})
-        files = output_files(output, [RESULT, *plots], arguments.overwrite)
-        costs = {variant.name: cost(variant.cfg) for variant in variants}
-        failures: dict[Path, str] = {}
-        for is_trained in (True, False):
-            failures |= run_all([one for one in variants if (one.weights is None) is is_trained], seeds, arguments.jobs, study)
-        if study["times"]:
-            for name, seconds in seconds_of({variant.name: variant.cfg for variant in variants}).items():
-                costs[name] |= seconds
-        result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["patterns"],
-                  "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
-        write_json(files[RESULT], result)
-    table = as_markdown(result)
-    with atomic_write(files[TABLES]) as temporary:
-        temporary.write_text(table, encoding="utf-8")
-    for name, draw in plots.items():
-        draw(result, files[name])
-    print(table, *files.values(), sep="\n")
-    if any(variant["failed"] for variant in result["variants"]):
-        sys.exit(1)
-
-
-def output_files(folder: Path, names: Iterable[str], overwrite: bool) -> dict[str, Path]:
-    """The files that will be written, by name. Raises `UserError` where one cannot be."""
-    return {name: check_output_file(folder / name, Path(name).suffix, overwrite) for name in (TABLES, *names)}
-
-
-def cost(cfg: CfgNode) -> dict[str, float]:
-    """Trainable parameters, and GMACs of one complete triplet; the data set gives the classes. Raises `UserError`."""
-    samples = read_splits(cfg, ("train",))["train"]
-    model = make_model(cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)).eval()
-    return {"parameters": sum(count_parameters(model).values()), "gmacs": count_macs(cfg, model)[""] / 1e9}
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """A study file completed by the defaults. Raises `UserError` for an invalid file."""
-    found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
-    study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
-    if not study["variants"] or study["seeds"] < 1:
-        raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")
-    study["variants"] = {str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
-                         for name, variant in study["variants"].items()}
-    if not study["patterns"] or not all(pattern in RETURN_PATTERNS for pattern in study["patterns"]):
-        raise UserError(f"The study {path}: patterns is {study['patterns']!r}, but it must be some of 1, 2 and 3.")
-    return study
-
-
-def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-    """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
-    for key, value in found.items() if isinstance(found, dict) else [("", found)]:
-        if key not in defaults:
-            raise UserError(f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
-                            f"{', '.join(defaults)}.")
-        if type(value) is not type(defaults[key]):
-            raise UserError(f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}.")
-    return defaults | found
-
-
-def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Variant]:
-    """The variants with their configurations, all checked before the first run. Raises `UserError`."""
-    variants = []
-    for name, variant in study["variants"].items():
-        config = variant["config"] or study["config"]
-        if not config:
-            raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
-        pairs = [*(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair), *opts]
-        cfg = load_cfg(config, pairs)
-        # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
-        key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
-        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
-    folders = {variant.name: variant.folder for variant in variants}
-    sources = [variant["weights"] for variant in study["variants"].values()]
-    for source in filter(None, sources):
-        if source not in folders or study["variants"][source]["weights"]:
-            raise UserError(f"The study has a variant with the weights of {source!r}, which is no variant that it trains.")
-    return [replace(variant, folder=folders[source] / variant.folder.name, weights=folders[source]) if source else variant
-            for variant, source in zip(variants, sources, strict=True)]
-
-
-def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
-    """Train and measure whatever is not finished, `jobs` runs at a time; returns the reason of each failure, by run folder."""
-    runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
-    threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
-    started: list[subprocess.Popen] = []
-    with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
-        made = {pool.submit(run_steps, *run, study, threads, started): folder for folder, run in runs.items()}
-        try:
-            return {made[one]: one.result() for one in progress(as_completed(made), "runs", len(made), unit="run")
-                    if one.result()}
-        finally:  # after Ctrl-C
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in started:
-                process.terminate()
-
-
-def run_steps(variant: Variant, seed: int, study: dict[str, Any], threads: str, started: list[subprocess.Popen]) -> str:
-    """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
-    folder, reason = variant.run_folder(seed), ""
-    log = folder.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    for words, output in steps(variant, seed, study):
-        if is_done(output):
-            continue
-        with open(log, "a", encoding="utf-8") as file:
-            process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
-                                       env=os.environ | {"OMP_NUM_THREADS": threads})
-            started.append(process)
-            process.wait()
-        if not is_done(output):
-            last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-            reason = last.removeprefix("error: ") if last.startswith("error: ") else f"it was stopped before its end; see {log}"
-            break
-    logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
-    return reason
-
-
-def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
-    """The commands of a run, training first, each with the JSON file that it writes."""
-    folder = variant.run_folder(seed)
-    arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    if variant.weights:
-        source = variant.weights / folder.name
-        output = source / f"{variant.folder.name}.json"
-        weights = ("TEST.WEIGHT", str(source / LAST))
-        return [([os.path.relpath(ROOT / "test_net.py"), *arguments, *weights, "--overwrite", "--json", str(output)], output)]
-    # Relative, so that the command in run.json works in the study's working directory.
-    found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
-    arguments += ["TEST.WEIGHT", str(folder / LAST)]
-    for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
-                                  ("selection", "tools/selection_quality.py", ())):
-        if study[name] and (name != "selection" or selects_patches(variant.cfg)):
-            output = folder / f"{name}.json"
-            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
-                          output))
-    return found
-
-
-def is_done(output: Path) -> bool:
-    """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
-    record = output.parent / RECORD
-    return ((read_json(record) or {}).get("status") == FINISHED and output.exists()
-            and output.stat().st_mtime >= record.stat().st_mtime)
-
-
-def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
-    """The results of a variant's runs by seed (as text, for JSON)."""
-    script = "test_net.py" if variant.weights else "train_net.py"
-    command = shlex.join(["python", os.path.relpath(ROOT / script), *variant.arguments])
-    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
-    for seed in seeds:
-        folder, name = variant.run_folder(seed), str(seed)
-        if variant.weights:
-            measured = read_json(steps(variant, seed, study)[0][1])
-            found["records"][name] = [{"patterns": measured["cases"][variant.cfg.TEST.MISS]}] if measured else []
-        else:
-            found["records"][name] = read_records(folder)
-        record = read_json((variant.weights or variant.folder) / folder.name / RECORD) or {}
-        left_out = {"command", "seconds"} if variant.weights else {"command"}
-        found["made_with"][name] = {key: value for key, value in record.items() if key not in left_out}
-        if folder in failures:
-            found["failed"][name] = failures[folder]
-            continue
-        for _, output in steps(variant, seed, study)[1:]:
-            found[output.stem][name] = read_json(output)["cases"] if output.stem == "missing" else read_json(output)
-    return found
+    run_study(arguments)
 
 
 if __name__ == "__main__":

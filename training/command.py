@@ -1,5 +1,4 @@
 """The command of a training: start or resume the run of a configuration in OUTPUT_DIR."""
-import argparse
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config.cli import add_overwrite, config_parser, print_lines
+from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.device import choose_device, log_to
@@ -20,19 +19,7 @@ from demo_sdtps.training.resume import Resumed, check_unchanged, find_run
 from demo_sdtps.training.stop import Stopped
 from demo_sdtps.training.trainer import Trainer
 
-FILES = ("OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
-         "last.pth and best.pth. RESUME auto continues it.")
-
 logger = logging.getLogger(__name__)
-
-
-def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
-    """Parser of a training's command."""
-    parser = config_parser(f"{description} {FILES}", f"example: {example}", schema)
-    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged")
-    # Passed by old versions of torch.distributed.launch; the environment has it too.
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    return parser
 
 
 def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],

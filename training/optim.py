@@ -59,4 +59,5 @@ def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRSc
     return CosineLRScheduler(
         optimizer, t_initial=solver.MAX_EPOCHS, lr_min=0.001 * solver.BASE_LR, warmup_t=solver.WARMUP_ITERS,
         warmup_lr_init=0.1 * solver.BASE_LR, warmup_prefix=False, cycle_limit=1, t_in_epochs=True,
+        cycle_decay=0.5,  # of a second cycle, which there is not; timm warns of 1 where there is a single epoch
         noise_range_t=(0, solver.MAX_EPOCHS), noise_pct=0.67, noise_std=1.0, noise_seed=42)

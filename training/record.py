@@ -17,6 +17,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.files import read_json, write_json
 from demo_sdtps.runtime.threads import threads_by_user
@@ -92,7 +93,8 @@ def mark_finished(output: Path) -> None:
 
 def command() -> str:
     """The command line of this process, quoted for a shell."""
-    return shlex.join(["python", *sys.argv])
+    script, *words = sys.argv
+    return shlex.join([*(script.split() if script.startswith(f"{COMMAND} ") else ["python", script]), *words])
 
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:

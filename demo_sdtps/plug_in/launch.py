@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
 from demo_sdtps.plug_in.hosts import HOSTS
-from demo_sdtps.plug_in.patch import patch
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
         raise UserError(f"There is no script {script}; give a script of a checkout, such as train_net.py.")
     if weight is not None and not Path(weight).is_file():
         raise UserError(f"--weight: there is no file {weight}.")
+    from demo_sdtps.plug_in.patch import patch  # and torch
+
     text = script.read_text(encoding="utf-8")
     if weight is not None and "load_param" not in text:
         raise UserError(f"--weight {weight} has no use: {script.name} loads no checkpoint by the model's load_param.")

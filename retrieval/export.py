@@ -1,0 +1,123 @@
+"""What tools/export_features.py does: the features of a split as one file or in shards (docs/scale.md)."""
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError, with_values
+from demo_sdtps.config.cli import counted, print_lines
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.protocol import normalise
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
+from demo_sdtps.retrieval.gallery import origin_of
+from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
+from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.files import atomic_write, check_output_file, locked
+from demo_sdtps.runtime.progress import progress
+
+ANEW = "choose another folder, or pass --overwrite to export all of them anew"
+
+
+def check_output(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` for an output that cannot be written."""
+    if arguments.shards:
+        check_own(arguments.output)
+        return
+    if arguments.dtype != "float32":
+        raise UserError(f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too.")
+    check_output_file(arguments.output, ".npz", arguments.overwrite)
+
+
+def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+    """Write the features of all samples as one file."""
+    loader = test_loader(cfg, distributed.shard_for_rank(samples))
+    features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
+    if not distributed.is_main():
+        return
+    recorded: dict[str, Any] = about(cfg) | origin_in(cfg, arguments)
+    recorded["configuration"] = json.dumps(recorded["configuration"])
+    # An open file, because numpy would add .npz to a name.
+    with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
+        recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
+        paths = np.array([[path or "" for path in sample.paths] for sample in samples])
+        np.savez(file, features=features.numpy(), paths=paths, **recorded)
+    print_lines(f"Wrote {counted(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}")
+
+
+def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+    """Write the features in shards, those alone that are not there yet. Each of several processes writes some of them."""
+    folder, rows = arguments.output, arguments.shards
+    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": rows,
+              "samples_sha256": samples_digest(samples)}
+    parts = {f"shard-{number:05}{SUFFIX}": samples[start:start + rows]
+             for number, start in enumerate(range(0, len(samples), rows))}
+    store = Store(folder, origin, "run the export again; several nodes need a folder that they share", about(cfg))
+    settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
+    with ExitStack() as stack:
+        if distributed.is_main():
+            stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
+            begin(store, parts, arguments.overwrite)
+        done = distributed.broadcast_from_main(lambda: store.shards)
+        missing = [shard for shard in parts if shard not in done]
+        for shard in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
+            features = chosen(cfg, arguments, extract_features(settings, model, test_loader(settings, parts[shard])))
+            features = in_dtype(features, arguments.dtype)
+            store.write(shard, features.numpy(), columns_of(parts[shard]))
+        distributed.all_gather_object(None)
+        if distributed.is_main():
+            store.shards = list(parts)
+            width = store.features().width  # where a shard is missing, nodes do not share the folder
+            store.commit()
+            print_lines(f"Wrote {counted(len(missing), 'shard')} to {folder}, {len(done)} were there: "
+                        f"{counted(len(samples), 'feature')} of {width} numbers, {arguments.dtype}")
+
+
+def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
+    """Begin a store, or continue one with the same origin, with those of its shards that are whole. Raises `UserError`."""
+    found = None if overwrite else open_store(store.folder, ANEW)
+    if found:
+        check_origin(found, store.origin)
+        store.shards = [shard for shard, part in parts.items() if is_whole(found, shard, len(part))]
+    store.commit()
+
+
+def is_whole(store: Store, shard: str, rows: int) -> bool:
+    try:
+        return store.shape(shard)[0] == rows
+    except UserError:
+        return False
+
+
+def chosen(cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]) -> torch.Tensor:
+    """The features that are to be written (n, D) float32, of those by case and return pattern."""
+    features = cases[0][arguments.return_pattern]
+    return normalise(cfg, features) if arguments.normalise else features
+
+
+def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Features (n, D) as written. Raises `UserError` where they do not fit."""
+    found = features.to(getattr(torch, dtype))
+    if not found.isfinite().all():
+        raise UserError(f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
+                        "float32.")
+    return found
+
+
+def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the features depend on, but for the images, as a file and shards record it."""
+    origin = origin_of(cfg, arguments.return_pattern)
+    return {**origin, "split": arguments.split, "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
+            "configuration": origin["configuration"] | {"TEST.MISS": cfg.TEST.MISS}}
+
+
+def about(cfg: CfgNode) -> dict[str, str]:
+    """What else a file and shards record."""
+    return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
