@@ -15,7 +15,7 @@ from reference import analysis as plain
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import SETS
+from demo_sdtps.evaluation.cross_modal import sets_of
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
@@ -142,9 +142,10 @@ def test_the_page_in_a_browser(page, made):
     assert page.texts("#cameras .matrix td") == ["" if value is None else f"{100 * value:.1f}"
                                                  for row in numbers["camera_matrix"]["mAP"] for value in row]
     matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
-    assert page.texts("#cross-modal thead th")[1:8] == [*SETS]
+    assert page.texts("#cross-modal thead th")[1:8] == [*sets_of(MODALITIES)]
     for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):
-        assert matrix.diagonal().tolist() == [f"{100 * numbers['cases'][case]['3'][measure]:.1f}" for case in SETS.values()]
+        assert matrix.diagonal().tolist() == [f"{100 * numbers['cases'][case]['3'][measure]:.1f}"
+                                              for case in sets_of(MODALITIES).values()]
     assert len(page.texts(".plot .main-svg:first-of-type")) == 5
 
     model, splits = load_model_and_data(cfg)
