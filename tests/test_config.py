@@ -114,7 +114,8 @@ def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_mea
     for path in (ROOT / "configs").rglob("*.yml"):
         cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
         found[path.parent.name].add(cfg.MODEL.PRETRAIN_PATH_T)
-    assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **{name: {"hub"} for name in (*PUBLISHED, "WMVeID863", "Own")}}
+    published = {name: {"hub"} for name in (*PUBLISHED, "WMVeID863", "Own")}
+    assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **published}
 
 
 @pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
