@@ -3,6 +3,8 @@ MODALITIES = ("RGB", "NI", "TI")  # red-green-blue, near infrared, thermal infra
 
 RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 
+CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")  # between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a triplet, by first letters (TEST.MISS)
 
 COMMAND = "demo-sdtps"

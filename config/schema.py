@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import MISSING_CASES, MODALITIES
+from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES, MODALITIES
 
 
 class Key(NamedTuple):
@@ -223,7 +223,7 @@ KEYS = (
         ("None", "nothing", *MISSING_CASES, "all")),
     Key("TEST.CROSS_MODAL", False, "every set of modalities of the query against every one of the gallery (test_net.py)"),
     Key("TEST.CROSS_MODAL_DISTANCE", "shared", "distance between unequal sets of modalities: of all columns, of those of "
-        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)", ("all", "shared", "pairs")),
+        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)", CROSS_MODAL_DISTANCES),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
     Key("TEST.NECK_FEAT", "before", "features before or after the BatchNorm of the neck", ("before", "after")),
     Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking of the distances, then those of L2-normalised features", YES_NO),

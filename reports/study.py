@@ -88,6 +88,9 @@ def as_markdown(result: dict[str, Any]) -> str:
     if any(variant["missing"] for variant in variants):
         parts += [f"mAP with modalities missing, return pattern {PATTERN_NAMES[pattern]}, percent:\n\n"
                   + _missing_table(result, pattern) for pattern in result["patterns"]]
+    if any(variant.get("cross_modal_all") for variant in variants):
+        parts += ["mAP of unequal sets of modalities of query and gallery, by the distance (docs/method.md), percent; with a "
+                  f"common modality are 30 of the cells, without one 12:\n\n{_cross_modal_table(result)}"]
     for what, table, legend, rows_of in (
             ("Share of the kept patches that lie on the person, percent", _selection_table, SELECTION_LEGEND, _sdtps_rows),
             ("Patches kept by slimming, complete triplets, percent", _slimming_table, SLIMMING_LEGEND, _first_stage)):
@@ -125,6 +128,27 @@ def _missing_table(result: dict[str, Any], pattern: int) -> str:
         rows.append([variant["name"], *(_spread(found.values()) for found in values), *_difference(values[-1], mean_of_first)])
     headers = ["complete" if name == COMPLETE else f"{name} missing" if name in CASES else name for name in CASE_GROUPS]
     return _table(["variant", *headers, "Δ of the mean", "Student's 95 %"], rows)
+
+
+def _cross_modal_table(result: dict[str, Any]) -> str:
+    groups = {"a common modality": (True, "all", "shared", "pairs"), "none": (False, "all", "pairs")}
+    values = {f"{how}, {group}": [(is_common, how)] for group, (is_common, *ways) in groups.items() for how in ways}
+    rows = []
+    for variant in result["variants"]:
+        found = [map_of_cells(variant, *cells) for (cells,) in values.values()]
+        first = [map_of_cells(result["variants"][0], *cells) for (cells,) in values.values()]
+        differences = [_difference(own, {} if variant is result["variants"][0] else other)[0]
+                       for own, other in zip(found, first, strict=True)]
+        rows.append([variant["name"], *(f"{_spread(own.values())}, {difference}".removesuffix(", ")
+                                        for own, difference in zip(found, differences, strict=True))])
+    return _table(["variant", *values], rows)
+
+
+def map_of_cells(variant: dict[str, Any], is_common: bool, how: str) -> dict[str, float]:
+    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
+    return {seed: 100 * float(np.mean([value for own, row in matrices["mAP"].items() for other, value in row.items()
+                                       if own != other and bool(set(own) & set(other)) is is_common]))
+            for seed, matrices in variant[f"cross_modal_{how}"].items()}
 
 
 def _sdtps_rows(measured: dict[str, Any]) -> dict[str, dict[str, float]]:

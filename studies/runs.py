@@ -19,6 +19,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.config.load import read_yaml
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.evaluation.operations import count_macs, count_parameters
@@ -39,7 +40,13 @@ TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
 CURVES = {"curves.png": draw_curves}
 DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "return_patterns": list(RETURN_PATTERNS), "missing": False,
-            "selection": False, "times": False, "variants": {}}
+            "selection": False, "cross_modal": False, "times": False, "variants": {}}
+MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
+    "missing": [("missing", "test_net.py", ("TEST.MISS", "all"))],
+    "selection": [("selection", "tools/selection_quality.py", ())],
+    "cross_modal": [(f"cross_modal_{how}", "test_net.py", ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how))
+                    for how in CROSS_MODAL_DISTANCES]}
+"""What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
 FORMER = {"patterns": "return_patterns"}
 VARIANT_DEFAULTS = {"config": "", "set": {}, "weights": ""}
 
@@ -201,9 +208,8 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
-    for name, script, options in (("missing", "test_net.py", ("TEST.MISS", "all")),
-                                  ("selection", "tools/selection_quality.py", ())):
-        if study[name] and (name != "selection" or selects_patches(variant.cfg)):
+    for key, measured in MEASURED.items():
+        for name, script, options in measured if study[key] and (key != "selection" or selects_patches(variant.cfg)) else ():
             output = folder / f"{name}.json"
             found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
                           output))
@@ -221,7 +227,8 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
     """The results of a variant's runs by seed (as text, for JSON)."""
     script = "test_net.py" if variant.weights else "train_net.py"
     command = shlex.join(["python", os.path.relpath(ROOT / script), *variant.arguments])
-    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {}}
+    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {},
+                             **{name: {} for measured in MEASURED.values() for name, *_ in measured}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
         if variant.weights:
@@ -236,5 +243,6 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
             found["failed"][name] = failures[folder]
             continue
         for _, output in steps(variant, seed, study)[1:]:
-            found[output.stem][name] = read_json(output)["cases"] if output.stem == "missing" else read_json(output)
+            content = read_json(output)
+            found[output.stem][name] = content.get("cases", content.get("cross_modal", content))
     return found

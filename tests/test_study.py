@@ -112,6 +112,30 @@ def test_beyond_noise_means_both_intervals():
     assert paired_difference({"a": 13.0}, first) is None
 
 
+def test_the_table_of_any_modality_against_any():
+    """Means of the cells off the diagonal, with and without a common modality, which the cells here tell apart."""
+    sets, draw = ("R", "N", "T", "RN", "RT", "NT", "RNT"), random.Random(1)
+
+    def matrices(base):
+        cells = {own: {other: base + draw.uniform(0, 0.1) + 0.3 * bool(set(own) & set(other)) + 0.4 * (own == other)
+                       for other in sets} for own in sets}
+        return {"mAP": cells, "Rank-1": cells}
+
+    variants = [{"name": name, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {},
+                 **{f"cross_modal_{how}": {"1": matrices(base), "2": matrices(base)} for how in ("all", "shared", "pairs")}}
+                for name, base in (("dense", 0.1), ("dropped", 0.2))]
+    text = as_markdown({"command": "x", "seeds": [1, 2], "patterns": [], "variants": variants})
+    rows = rows_of(next(table for table in tables_of(text) if "a common modality" in table))
+    for variant in variants:
+        for how, is_common in (("all", True), ("shared", True), ("pairs", True), ("all", False), ("pairs", False)):
+            by_seed = [statistics.mean(found["mAP"][own][other] for own in sets for other in sets
+                                       if own != other and (len({*own, *other}) < len(own + other)) == is_common)
+                       for found in variant[f"cross_modal_{how}"].values()]
+            cell = rows[variant["name"]][f"{how}, {'a common modality' if is_common else 'none'}"]
+            assert cell.startswith(f"{100 * statistics.mean(by_seed):.1f} ± {100 * statistics.stdev(by_seed):.1f}")
+            assert ("," in cell) == (variant["name"] == "dropped")
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""

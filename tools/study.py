@@ -12,9 +12,10 @@ A study is a YAML file (see studies/):
       + Gumbel-STE: {set: {MODEL.SDTPS_USE_GUMBEL: True}}
 
 Optional keys: `return_patterns: [3]` (those in the tables; default: all three), `missing: True` (evaluate the cases of
-missing modalities), `selection: True` (run tools/selection_quality.py), `times: True` (time the variants in turns, and draw
-mAP against operations and times, a curve for those whose names agree up to the first comma). A variant with `weights: NAME` is
-not trained: it evaluates the weights of the variant NAME.
+missing modalities), `cross_modal: True` (any set of modalities against any, by each distance), `selection: True` (run
+tools/selection_quality.py), `times: True` (time the variants in turns, and draw mAP against operations and times, a curve for
+those whose names agree up to the first comma). A variant with `weights: NAME` is not trained: it evaluates the weights of the
+variant NAME.
 
 A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
 earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
