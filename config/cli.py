@@ -17,6 +17,8 @@ from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 
+PICTURE = (".png", ".pdf", ".svg")
+"""Suffixes of a figure."""
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 NEGATIVE = re.compile(r"-\.?\d\S*|-inf|-nan")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,13 +52,14 @@ def add_overwrite(parser: argparse.ArgumentParser, meaning: str = OVERWRITE) -> 
     parser.add_argument("--overwrite", action="store_true", help=meaning)
 
 
-def add_output(parser: argparse.ArgumentParser, name: str, suffix: str, **options: Any) -> None:
-    """Add a flag, or an argument, for a file to write that ends in `suffix`; with the first of a parser --overwrite too."""
+def add_output(parser: argparse.ArgumentParser, name: str, *suffixes: str, **options: Any) -> None:
+    """Add a flag, or an argument, for a file to write that ends in one of `suffixes`; with the first of a parser --overwrite
+    too."""
     outputs = parser.get_default("outputs")
     if outputs is None:
         parser.set_defaults(outputs=(outputs := {}))
         add_overwrite(parser)
-    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{suffix}"} | options).dest] = suffix
+    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest] = suffixes
 
 
 def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
@@ -68,9 +71,9 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
     work; `parse` does."""
-    for name, suffix in arguments.outputs.items():
+    for name, suffixes in arguments.outputs.items():
         if path := getattr(arguments, name):
-            check_output_file(path, suffix, arguments.overwrite)
+            check_output_file(path, suffixes, arguments.overwrite)
 
 
 class CheckpointFlag(NamedTuple):

@@ -1,20 +1,31 @@
-"""Helpers of the drawing tools: images as arrays, frames, and saving figures atomically."""
+"""What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.reports.palette import HEAT, SERIES
 from demo_sdtps.runtime.files import atomic_write
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
+from matplotlib.patheffects import withStroke
 
-HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
+plt.rcParams.update({
+    "axes.prop_cycle": plt.cycler(color=SERIES), "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.alpha": 0.3, "legend.frameon": False, "font.size": 10, "axes.titlesize": 11,
+    "figure.titlesize": 12, "savefig.dpi": 110, "pdf.fonttype": 42, "svg.hashsalt": "demo_sdtps"})
+MARKERS = "osD^vP*X<>ph"
+HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
+OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
@@ -45,9 +56,60 @@ def hide_ticks(axis: plt.Axes) -> None:
     axis.spines[:].set_visible(False)
 
 
+def kind(place: int) -> dict[str, str]:
+    """Colour and marker of one of many: a pair of its own for each of 72."""
+    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]}
+
+
+def heated(image: np.ndarray, values: torch.Tensor) -> np.ndarray:
+    """The image (H, W, 3), grey, with the colours of values (rows, columns) in [0, 1], without one where they are NaN."""
+    large = F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
+    grey = GREY * image.mean(axis=2, keepdims=True) / 255
+    colours = plt.get_cmap(HEAT)(np.nan_to_num(large))[..., :3]
+    return grey + OPACITY * ~np.isnan(large)[..., None] * (colours - grey)
+
+
+def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
+    """The colour bar of `heated`, below the axes."""
+    bar = figure.colorbar(plt.cm.ScalarMappable(cmap=HEAT), ax=axes, location="bottom", aspect=40, pad=0.01, shrink=0.4)
+    bar.set_ticks([0, 1], labels=[least, "highest"])
+    bar.set_label(meaning)
+
+
+def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None) -> None:
+    """Name the points (n, 2) of an axis over them, or `gap` pixels to their right: labels move apart where they would cover
+    each other, with lines to their points. To be called when all else is drawn."""
+    texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO, annotation_clip=False,
+                           arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0})
+             for name, point in zip(names, points, strict=True)]
+    axis.figure.canvas.figure.draw_without_rendering()
+    sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
+    centres = axis.transData.transform(points)
+    centres[:, 0] += 0 if gap is None else gap + sizes[:, 0] / 2
+    centres = apart(centres, sizes, axis.bbox.get_points())
+    for text, place in zip(texts, axis.transData.inverted().transform(centres), strict=True):
+        text.set_position(place)
+
+
+def apart(centres: np.ndarray, sizes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved until none covers another, as far as `bounds` (2, 2) and 500 steps allow."""
+    sizes, first = sizes + 1, np.arange(len(centres))[:, None] < np.arange(len(centres))
+    for _ in range(500):
+        gap = centres[:, None] - centres
+        over = (sizes[:, None] + sizes) / 2 - abs(gap)
+        covers = (over > 0).all(axis=2) & ~np.eye(len(centres), dtype=bool)
+        if not covers.any():
+            break
+        sideways = over[..., 0] < over[..., 1]  # the shorter way
+        ways = np.stack([sideways, ~sideways], axis=2) & covers[..., None]
+        sign = np.where(gap == 0, np.where(first, -1, 1)[..., None], np.sign(gap))
+        centres = np.clip(centres + 0.25 * (over * sign * ways).sum(axis=1), bounds[0] + sizes / 2, bounds[1] - sizes / 2)
+    return centres
+
+
 def save(figure: plt.Figure, path: Path) -> Path:
-    """Write the figure as PNG by `atomic_write`, and close it."""
+    """Write the figure by `atomic_write`, in the format of the path's suffix, and close it."""
     with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+        figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight")
     plt.close(figure)
     return path

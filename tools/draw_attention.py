@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import with_values
-from demo_sdtps.config.cli import add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import PICTURE, add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
 from demo_sdtps.reports.attention import METHODS, attention_of, draw_attention, matches_of
 from demo_sdtps.reports.figures import spread
@@ -20,7 +20,7 @@ def main() -> None:
                            "docs/method.md has the formulas. The backbone runs in float32.", checkpoint=weight_flag())
     parser.add_argument("--method", choices=METHODS, default="rollout", help="default: rollout")
     add_return_pattern(parser, "features of Grad-CAM")
-    add_output(parser, "--output", ".png", default="attention.png", help="default: attention.png")
+    add_output(parser, "--output", *PICTURE, default="attention.png", help="default: attention.png")
     parser.add_argument("--samples", type=positive_int, default=4, metavar="N",
                         help="triplets, spread over the split (default: 4)")
     arguments, cfg = parse(parser)

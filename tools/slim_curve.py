@@ -13,7 +13,7 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines, run
+from demo_sdtps.config.cli import PICTURE, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.scores import score_entry
 from demo_sdtps.evaluation.command import load_model_and_data, weight_flag
 from demo_sdtps.evaluation.operations import count_macs
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--keep", nargs="+", type=share, metavar="SHARE", help="share of the patches that each block of a "
                         "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, 0.6 and 0.45, 0.4 "
                         "and 0.5)")
-    add_output(parser, "--output", ".png", help="draw the curve into this file")
+    add_output(parser, "--output", *PICTURE, help="draw the curve into this file")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check(cfg, arguments.scores)

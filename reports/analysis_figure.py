@@ -1,0 +1,96 @@
+"""The figure of tools/analyse.py: the numbers behind an evaluation, and its worst queries."""
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.protocol import TestData, exclude_key
+from demo_sdtps.evaluation.tables import PATTERN_NAMES
+from demo_sdtps.reports.analysis import Analysis
+from demo_sdtps.reports.embedding import draw_points, name_groups
+from demo_sdtps.reports.figures import hide_ticks, np, plt, room, save
+from demo_sdtps.reports.palette import MATCH, PATTERNS, PLAIN, SHARES, WRONG
+from demo_sdtps.reports.ranks import draw_near, draw_sample, first_hit
+
+PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
+WIDTH, WORST, NEAREST = 18.0, 5, 3  # inches; the worst queries, each with its nearest
+
+
+def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, path: Path) -> Path:
+    """All but the other rank lists, in one figure. Raises `UserError` for an image that cannot be read."""
+    columns = WORST * (1 + NEAREST)
+    width, height = room(cfg, 1)
+    rows = 16.0, 0.8 + len(MODALITIES) * height / width * WIDTH / columns
+    figure = plt.figure(figsize=(WIDTH, sum(rows)), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=rows)
+    axes = above.subplot_mosaic(PANELS)
+    _draw_records(axes["missing"], found)
+    _draw_cameras(axes["cameras"], found, exclude_key(cfg))
+    _draw_distances(axes["distances"], found)
+    scores = [100 * score.mAP for score in found.identities]
+    axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
+    # Names of many identities would cover each other.
+    names = [str(score.identity) for score in found.identities] if len(scores) <= 60 else []
+    axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
+    axes["identities"].set(title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100))
+    axes["identities"].margins(x=0.01)
+    for method, places in found.embeddings.items():
+        draw_points(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
+        axes[method].set_title(f"{method} of the features, by identity")
+    below.suptitle(f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity")
+    _draw_worst(cfg, below.subplots(1, columns), found, data)
+    figure.suptitle(title)
+    for method, places in found.embeddings.items():
+        name_groups(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
+    return save(figure, path)
+
+
+def _draw_records(axis: plt.Axes, found: Analysis) -> None:
+    """mAP of every return pattern in every case of missing modalities."""
+    for number, (pattern, name) in enumerate(PATTERN_NAMES.items()):
+        values = [100 * record[str(pattern)]["mAP"] for record in found.records.values()]
+        bars = axis.bar(np.arange(len(values)) + 0.27 * (number - 1), values, 0.25, label=name, color=PATTERNS[pattern])
+        axis.bar_label(bars, fmt="%.0f", fontsize=8)
+    cases = [" and ".join(name for name in MODALITIES if name in CASES[case]) or "nothing" for case in found.records]
+    axis.set_xticks(np.arange(len(cases)), cases)
+    axis.set(title="mAP by missing modalities and return pattern", xlabel="missing", ylabel="%", ylim=(0, 100))
+    axis.legend()
+
+
+def _draw_cameras(axis: plt.Axes, found: Analysis, key: str) -> None:
+    cameras, matrix = found.cameras
+    axis.imshow(100 * matrix, vmin=0, vmax=100, cmap=SHARES, aspect="auto")
+    for (row, column), value in np.ndenumerate(100 * matrix):
+        text = "no pair" if np.isnan(value) else f"{value:.0f}"
+        axis.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if value > 60 else "black")
+    axis.set_facecolor("#eeeeee")
+    axis.grid(False)
+    names = [str(camera + 1) for camera in cameras]
+    axis.set_xticks(np.arange(len(names)), names)
+    axis.set_yticks(np.arange(len(names)), names)
+    axis.set(title=f"mAP by camera, % (pairs of one {key} are left out)", xlabel="camera of the gallery",
+             ylabel="camera of the query")
+
+
+def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
+    """Shares in percent, since there are far more negatives."""
+    edges, *counts = found.distances
+    for values, name, colour in zip(counts, ("matches", "other identities"), (MATCH, WRONG), strict=True):
+        total = values.sum()
+        axis.stairs(100 * values / max(1, total), edges, fill=True, alpha=0.5, color=colour, label=f"{total:,} {name}")
+    axis.set(title="distances of queries to the gallery", xlabel="distance", ylabel="%")
+    axis.legend()
+
+
+def _draw_worst(cfg: CfgNode, axes: np.ndarray, found: Analysis, data: TestData) -> None:
+    """Each of the worst queries beside its nearest; axes in one row."""
+    for axis in axes:
+        hide_ticks(axis)
+    for query, row in zip(found.worst, np.split(axes, WORST), strict=False):
+        precision, first = (part[query] for part in found.scores)
+        draw_sample(cfg, row[0], data, int(data.query[query]), f"query: AP {100 * precision:.1f} %\n{first_hit(first)}")
+        for axis, (place, near) in zip(row[1:], enumerate(found.rank_lists[query], start=1), strict=False):
+            draw_near(cfg, axis, data, place, near)
