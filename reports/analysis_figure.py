@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.protocol import TestData, exclude_key
+from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.analysis import Analysis
 from demo_sdtps.reports.embedding import draw_points, name_groups
@@ -16,19 +16,19 @@ from demo_sdtps.reports.palette import MATCH, PATTERNS, PLAIN, SHARES, WRONG
 from demo_sdtps.reports.ranks import draw_near, draw_sample, first_hit
 
 PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
-WIDTH, WORST, NEAREST = 18.0, 5, 3  # inches; the worst queries, each with its nearest
+WIDTH, WORST, NEAREST = 18.0, 4, 3  # inches; the worst queries, each with its nearest
 
 
 def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, path: Path) -> Path:
     """All but the other rank lists, in one figure. Raises `UserError` for an image that cannot be read."""
     columns = WORST * (1 + NEAREST)
     width, height = room(cfg, 1)
-    rows = 16.0, 0.8 + len(MODALITIES) * height / width * WIDTH / columns
+    rows = 13.5, 1.2 + len(MODALITIES) * height / width * WIDTH / columns
     figure = plt.figure(figsize=(WIDTH, sum(rows)), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=rows)
-    axes = above.subplot_mosaic(PANELS)
+    axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], found)
-    _draw_cameras(axes["cameras"], found, exclude_key(cfg))
+    _draw_cameras(axes["cameras"], found)
     _draw_distances(axes["distances"], found)
     scores = [100 * score.mAP for score in found.identities]
     axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
@@ -41,7 +41,8 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
         draw_points(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
         axes[method].set_title(f"{method} of the features, by identity")
     below.suptitle(f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity")
-    _draw_worst(cfg, below.subplots(1, columns), found, data)
+    for query, part in zip(found.worst, below.subfigures(1, WORST), strict=False):
+        _draw_worst(cfg, part.subplots(1, 1 + NEAREST), found, query, data)
     figure.suptitle(title)
     for method, places in found.embeddings.items():
         name_groups(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
@@ -60,7 +61,7 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
     axis.legend()
 
 
-def _draw_cameras(axis: plt.Axes, found: Analysis, key: str) -> None:
+def _draw_cameras(axis: plt.Axes, found: Analysis) -> None:
     cameras, matrix = found.cameras
     axis.imshow(100 * matrix, vmin=0, vmax=100, cmap=SHARES, aspect="auto")
     for (row, column), value in np.ndenumerate(100 * matrix):
@@ -71,8 +72,7 @@ def _draw_cameras(axis: plt.Axes, found: Analysis, key: str) -> None:
     names = [str(camera + 1) for camera in cameras]
     axis.set_xticks(np.arange(len(names)), names)
     axis.set_yticks(np.arange(len(names)), names)
-    axis.set(title=f"mAP by camera, % (pairs of one {key} are left out)", xlabel="camera of the gallery",
-             ylabel="camera of the query")
+    axis.set(title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query")
 
 
 def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
@@ -85,12 +85,11 @@ def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
     axis.legend()
 
 
-def _draw_worst(cfg: CfgNode, axes: np.ndarray, found: Analysis, data: TestData) -> None:
-    """Each of the worst queries beside its nearest; axes in one row."""
-    for axis in axes:
+def _draw_worst(cfg: CfgNode, axes: np.ndarray, found: Analysis, query: int, data: TestData) -> None:
+    """A query beside its nearest; axes in one row."""
+    precision, first = (part[query] for part in found.scores)
+    draw_sample(cfg, axes[0], data, int(data.query[query]), f"query: AP {100 * precision:.1f} %\n{first_hit(first)}")
+    for axis in axes[1:]:  # a short gallery leaves some empty
         hide_ticks(axis)
-    for query, row in zip(found.worst, np.split(axes, WORST), strict=False):
-        precision, first = (part[query] for part in found.scores)
-        draw_sample(cfg, row[0], data, int(data.query[query]), f"query: AP {100 * precision:.1f} %\n{first_hit(first)}")
-        for axis, (place, near) in zip(row[1:], enumerate(found.rank_lists[query], start=1), strict=False):
-            draw_near(cfg, axis, data, place, near)
+    for axis, (place, near) in zip(axes[1:], enumerate(found.rank_lists[query], start=1), strict=False):
+        draw_near(cfg, axis, data, place, near)

@@ -77,18 +77,21 @@ def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "l
 
 
 def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None) -> None:
-    """Name the points (n, 2) of an axis over them, or `gap` pixels to their right: labels move apart where they would cover
+    """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move apart where they would cover
     each other, with lines to their points. To be called when all else is drawn."""
     texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO, annotation_clip=False,
-                           arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0})
+                           arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4})
              for name, point in zip(names, points, strict=True)]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
     centres = axis.transData.transform(points)
-    centres[:, 0] += 0 if gap is None else gap + sizes[:, 0] / 2
+    if gap is not None:  # to the right, where there is room
+        fits = centres[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
+        centres[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
     centres = apart(centres, sizes, axis.bbox.get_points())
     for text, place in zip(texts, axis.transData.inverted().transform(centres), strict=True):
         text.set_position(place)
+        text.set_in_layout(False)  # which would move the axis under the labels
 
 
 def apart(centres: np.ndarray, sizes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
