@@ -88,9 +88,10 @@ def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: f
     if gap is not None:  # to the right, where there is room
         fits = centres[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
         centres[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
-    centres = apart(centres, sizes, axis.bbox.get_points())
-    for text, place in zip(texts, axis.transData.inverted().transform(centres), strict=True):
-        text.set_position(place)
+    moved = apart(centres, sizes, axis.bbox.get_points())
+    for text, start, place in zip(texts, centres, moved, strict=True):
+        text.set_position(axis.transData.inverted().transform(place))
+        text.arrow_patch.set_visible(np.linalg.norm(place - start) > 8)
         text.set_in_layout(False)  # which would move the axis under the labels
 
 

@@ -8,7 +8,6 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 import logging
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)
 """Depths after which patches are dropped, and what is kept of them there: about 0.75, 0.65, 0.5, 0.4 and 0.3 of the
 operations."""
 
-OWN = "  the checkpoint's own"
+OWN = "the checkpoint's own"
 HEADER = f"{'score':18}{'blocks':>10}{'keep':>12}{'operations':>12}{'mAP':>8}{'Rank-1':>8}  of {{}}"
 
 
@@ -156,11 +155,14 @@ def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
     return record["mAP"], record["Rank-1"]
 
 
+def listed(values: Sequence[float]) -> str:
+    return ",".join(map(str, values)) or "–"
+
+
 def row(point: Point) -> str:
     """A line of the table, under HEADER."""
-    blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
-    return (f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
-            f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{OWN if point.own else ''}")
+    return (f"{point.score or 'dense':18}{listed(point.blocks):>10}{listed(point.keep):>12}"
+            f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + OWN if point.own else ''}")
 
 
 def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Path:
@@ -172,13 +174,15 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
         axes.plot(*zip(*found, strict=True), label=score, **kind(place))
     axes.axhline(100 * dense.mAP, color=PLAIN, linestyle="--", linewidth=1, label="dense")
     for own in (point for point in others if point.own):
-        axes.plot(100 * own.operations, 100 * own.mAP, "*", color=TEXT, markersize=14, label=f"{own.score},{OWN.rstrip()}")
+        axes.plot(100 * own.operations, 100 * own.mAP, "*", color=TEXT, markersize=14, label=f"{own.score}, {OWN}")
     axes.set(xlabel="operations of the backbone against the dense model, %",
              ylabel=f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
     axes.set_title(caption, fontsize=8)
     axes.legend()
-    name_points(axes, np.array([(100 * point.operations, 100 * point.mAP) for point in points]),
-                ["dense", *(f"{100 * math.prod(point.keep):.0f} % of the patches" for point in others)], gap=8)
+    first = next((point.score for point in others if not point.own), "")  # whose settings the others share
+    named = [point for point in others if point.own or point.score == first]
+    name_points(axes, np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
+                [f"{listed(point.keep)} kept after block {listed(point.blocks)}" for point in named], gap=10)
     return save(figure, path)
 
 
