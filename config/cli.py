@@ -76,11 +76,21 @@ def check_outputs(arguments: argparse.Namespace) -> None:
             check_output_file(path, suffixes, arguments.overwrite)
 
 
+class _First(argparse.Action):
+    """Stores the first value of a flag; further ones go to `others` of the arguments."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if getattr(namespace, self.dest):
+            namespace.others = [*namespace.others, Path(values)]
+        else:
+            setattr(namespace, self.dest, values)
+
+
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
     `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
-    checkpoint.
+    checkpoint. With `several` it can be repeated: `others` of the arguments are the paths but the first.
     """
 
     name: str
@@ -88,6 +98,7 @@ class CheckpointFlag(NamedTuple):
     gives: str
     key: str
     stored: Callable[[Path], StoredText]
+    several: bool = False
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
@@ -100,7 +111,9 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
     if checkpoint:
+        parser.set_defaults(others=[])
         parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
+                            action=_First if checkpoint.several else "store",
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
                         help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")

@@ -12,7 +12,7 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.analysis import Analysis
 from demo_sdtps.reports.embedding import draw_points, name_groups
 from demo_sdtps.reports.figures import hide_ticks, np, plt, room, save
-from demo_sdtps.reports.palette import MATCH, PATTERNS, PLAIN, SHARES, WRONG
+from demo_sdtps.reports.palette import EMPTY, MATCH, PATTERNS, PLAIN, SHARES, WRONG
 from demo_sdtps.reports.ranks import draw_near, draw_sample, first_hit
 
 PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
@@ -67,7 +67,7 @@ def _draw_cameras(axis: plt.Axes, found: Analysis) -> None:
     for (row, column), value in np.ndenumerate(100 * matrix):
         text = "no pair" if np.isnan(value) else f"{value:.0f}"
         axis.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if value > 60 else "black")
-    axis.set_facecolor("#eeeeee")
+    axis.set_facecolor(EMPTY)
     axis.grid(False)
     names = [str(camera + 1) for camera in cameras]
     axis.set_xticks(np.arange(len(names)), names)

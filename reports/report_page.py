@@ -2,6 +2,7 @@
 import argparse
 import base64
 import io
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,19 @@ from demo_sdtps.evaluation.tables import (
 )
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
+from demo_sdtps.reports.comparison import Run, differing, run_name
 from demo_sdtps.reports.figures import images
-from demo_sdtps.reports.tokens import DROPPED, OPACITY, description, kept_patches
+from demo_sdtps.reports.palette import AS_DATA
+from demo_sdtps.reports.tokens import description, kept_patches
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
-SECTIONS = {"results": "Results", "curves": "Training curves", "cameras": "Cameras", "identities": "Identities",
-            "distances": "Distances", "features": "Features", "worst": "Worst queries", "ranks": "Rank lists",
-            "settings": "Configuration"}
+SECTIONS = {"results": "Results", "comparison": "Comparison", "curves": "Training curves", "cameras": "Cameras",
+            "distances": "Distances", "identities": "Identities", "features": "Features", "worst": "Worst queries",
+            "ranks": "Rank lists", "settings": "Configuration"}
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
 
 
@@ -48,17 +51,20 @@ def add_page_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
-               untrained: Record | None, thumbnails: int) -> Path:
+               untrained: Record | None, thumbnails: int, others: Sequence[Run] = ()) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training. Raises `UserError` for an image that cannot be read."""
+    `untrained` is the record of the model before training, and the run is compared with `others`. Raises `UserError` for an
+    image that cannot be read."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
+    runs = [Run(run_name(Path(cfg.OUTPUT_DIR)), cfg, records, dict(missing_rows(found.records))), *others]
     wanted = shown_samples(data, found)
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
-        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "records": records,
+        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "palette": AS_DATA,
+        "runs": [{"name": run.name, "records": run.records} for run in runs],
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, found, {index: place for place, index in enumerate(wanted)})}
@@ -66,10 +72,11 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), sections=SECTIONS,
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), runs=runs, differing=differing(runs),
+        sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
-        missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
+        missing=runs[0].cases, matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
         left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
         key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
         settings=cfg.dump(), content=content, style=source("report.css"),
@@ -154,4 +161,4 @@ def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, A
             packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
             bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
     rows, columns = model.backbone.grid_size
-    return {"rows": rows, "columns": columns, "colour": [*DROPPED, OPACITY], "bits": bits, "description": said}
+    return {"rows": rows, "columns": columns, "bits": bits, "description": said}

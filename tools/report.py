@@ -6,7 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config import load_cfg, with_values
+from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, print_lines, run
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.command import load_model_and_data
@@ -15,6 +15,7 @@ from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
 from demo_sdtps.modeling.checkpoint import stored_config
 from demo_sdtps.reports.analysis import analyse, analysed_case
+from demo_sdtps.reports.comparison import other_run
 from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
@@ -27,11 +28,15 @@ from demo_sdtps.training.output import CONFIG, LAST
 def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
-                           "a page instead of the images, with rank lists to filter (docs/report.md).",
-                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config))
+                           "a page instead of the images, with rank lists to filter, and compares it with further --run there "
+                           "(docs/report.md).",
+                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR", run_config,
+                                                     several=True))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
     add_page_limits(parser)
     arguments, cfg = parse(parser)
+    if arguments.others and not arguments.html:
+        raise UserError("Several --run are compared on a page; add --html X.html, or give one --run.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
@@ -53,7 +58,8 @@ def main() -> None:
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
-        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails)}
+        others = [other_run(run, [arg.strip() for arg in arguments.opts], data.samples) for run in arguments.others]
+        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails, others)}
     else:
         drawn = {"training curves": draw_curves(records, curves),
                  "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
