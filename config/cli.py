@@ -76,21 +76,11 @@ def check_outputs(arguments: argparse.Namespace) -> None:
             check_output_file(path, suffixes, arguments.overwrite)
 
 
-class _First(argparse.Action):
-    """Stores the first value of a flag; further ones go to `others` of the arguments."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        if getattr(namespace, self.dest):
-            namespace.others = [*namespace.others, Path(values)]
-        else:
-            setattr(namespace, self.dest, values)
-
-
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
     `gives` describes its value, `key` is the equivalent configuration key, and `stored` reads the configuration from the
-    checkpoint. With `several` it can be repeated: `others` of the arguments are the paths but the first.
+    checkpoint. With `several` it can be repeated: the argument is a list, the first of which is the key's value.
     """
 
     name: str
@@ -111,9 +101,8 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
     parser.add_argument("--config_file", metavar="F", required=not checkpoint,
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
     if checkpoint:
-        parser.set_defaults(others=[])
         parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
-                            action=_First if checkpoint.several else "store",
+                            action="append" if checkpoint.several else "store",
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
                         help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
@@ -129,7 +118,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
     arguments = parser.parse_intermixed_args([f" {arg}" if NEGATIVE.fullmatch(arg) else arg for arg in sys.argv[1:]])
     pairs, checkpoint = list(pairs_of([arg.strip() for arg in arguments.opts])), arguments.checkpoint
-    pairs += [(key, value) for key, value in vars(arguments).items() if key in arguments.schema.by_name and value]
+    pairs += [(key, value[0] if isinstance(value, list) else value) for key, value in vars(arguments).items()
+              if key in arguments.schema.by_name and value]
     config = arguments.config_file
     if config is None:
         path = dict(pairs).get(checkpoint.key)

@@ -11,9 +11,9 @@ from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.analysis import Analysis
 from demo_sdtps.reports.embedding import draw_points, name_groups
-from demo_sdtps.reports.figures import hide_ticks, np, plt, room, save
+from demo_sdtps.reports.figures import np, plt, room, save
 from demo_sdtps.reports.palette import EMPTY, MATCH, PATTERNS, PLAIN, SHARES, WRONG
-from demo_sdtps.reports.ranks import draw_near, draw_sample, first_hit
+from demo_sdtps.reports.ranks import draw_list
 
 PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
 WIDTH, WORST, NEAREST = 18.0, 4, 3  # inches; the worst queries, each with its nearest
@@ -25,7 +25,7 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
     width, height = room(cfg, 1)
     rows = 13.5, 1.2 + len(MODALITIES) * height / width * WIDTH / columns
     figure = plt.figure(figsize=(WIDTH, sum(rows)), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=rows)
+    above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], found)
     _draw_cameras(axes["cameras"], found)
@@ -37,15 +37,18 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
     axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
     axes["identities"].set(title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100))
     axes["identities"].margins(x=0.01)
+    identities = data.labels("identity", torch.tensor(found.points)).numpy()
     for method, places in found.embeddings.items():
-        draw_points(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
+        draw_points(axes[method], places, identities)
         axes[method].set_title(f"{method} of the features, by identity")
     below.suptitle(f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity")
     for query, part in zip(found.worst, below.subfigures(1, WORST), strict=False):
-        _draw_worst(cfg, part.subplots(1, 1 + NEAREST), found, query, data)
+        precision, first = (scores[query] for scores in found.scores)
+        draw_list(cfg, part.subplots(1, 1 + NEAREST), data, int(data.query[query]),
+                  f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}", found.rank_lists[query])
     figure.suptitle(title)
     for method, places in found.embeddings.items():
-        name_groups(axes[method], places, data.labels("identity", torch.tensor(found.points)).numpy())
+        name_groups(axes[method], places, identities)
     return save(figure, path)
 
 
@@ -84,12 +87,3 @@ def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
     axis.set(title="distances of queries to the gallery", xlabel="distance", ylabel="%")
     axis.legend()
 
-
-def _draw_worst(cfg: CfgNode, axes: np.ndarray, found: Analysis, query: int, data: TestData) -> None:
-    """A query beside its nearest; axes in one row."""
-    precision, first = (part[query] for part in found.scores)
-    draw_sample(cfg, axes[0], data, int(data.query[query]), f"query: AP {100 * precision:.1f} %\n{first_hit(first)}")
-    for axis in axes[1:]:  # a short gallery leaves some empty
-        hide_ticks(axis)
-    for axis, (place, near) in zip(axes[1:], enumerate(found.rank_lists[query], start=1), strict=False):
-        draw_near(cfg, axis, data, place, near)

@@ -82,7 +82,8 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tupl
         scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
         for column, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
             panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
-                image, heated(image, maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan) / scales[modality])]
+                image, heated(image, maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
+                              (0, scales[modality]))]
             for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
                 axis.imshow(panel)
                 hide_ticks(axis)

@@ -35,7 +35,7 @@ def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], 
 def draw_points(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
     """The points (n, 2) with a colour and marker for each of the values (n,)."""
     for place, value in enumerate(np.unique(values)):
-        axis.scatter(*points[values == value].T, s=16, linewidths=0, alpha=0.8, label=str(value), **kind(place))
+        axis.scatter(*points[values == value].T, label=str(value), **kind(place) | {"s": 16, "linewidths": 0, "alpha": 0.8})
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(True)
 
@@ -44,4 +44,4 @@ def name_groups(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
     """The values (n,) at the medians of their points, unless they are few, which a legend names, or too many."""
     distinct = np.unique(values)
     if MOST_IN_LEGEND < len(distinct) <= MOST_NAMED:
-        name_points(axis, np.array([np.median(points[values == value], axis=0) for value in distinct]), distinct.astype(str))
+        name_points(axis, np.array([np.median(points[values == value], axis=0) for value in distinct]), distinct.astype(str).tolist())

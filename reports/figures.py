@@ -1,6 +1,7 @@
 """What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -56,17 +57,17 @@ def hide_ticks(axis: plt.Axes) -> None:
     axis.spines[:].set_visible(False)
 
 
-def kind(place: int) -> dict[str, str]:
+def kind(place: int) -> dict[str, Any]:
     """Colour and marker of one of many: a pair of its own for each of 72."""
     return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]}
 
 
-def heated(image: np.ndarray, values: torch.Tensor) -> np.ndarray:
-    """The image (H, W, 3), grey, with the colours of values (rows, columns) in [0, 1], without one where they are NaN."""
-    large = F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
+def heated(image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None) -> np.ndarray:
+    """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
+    large = np.ma.masked_invalid(F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy())
     grey = GREY * image.mean(axis=2, keepdims=True) / 255
-    colours = plt.get_cmap(HEAT)(np.nan_to_num(large))[..., :3]
-    return grey + OPACITY * ~np.isnan(large)[..., None] * (colours - grey)
+    colours = plt.get_cmap(HEAT)(plt.Normalize(*limits or (None, None))(large))[..., :3]
+    return grey + OPACITY * ~np.ma.getmaskarray(large)[..., None] * (colours - grey)
 
 
 def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
@@ -77,37 +78,30 @@ def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "l
 
 
 def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None) -> None:
-    """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move apart where they would cover
-    each other, with lines to their points. To be called when all else is drawn."""
-    texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO, annotation_clip=False,
+    """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
+    other, with lines to their points. To be called when all else is drawn."""
+    texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO,
                            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4})
              for name, point in zip(names, points, strict=True)]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
-    centres = axis.transData.transform(points)
+    starts = axis.transData.transform(points)
     if gap is not None:  # to the right, where there is room
-        fits = centres[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
-        centres[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
-    moved = apart(centres, sizes, axis.bbox.get_points())
-    for text, start, place in zip(texts, centres, moved, strict=True):
-        text.set_position(axis.transData.inverted().transform(place))
-        text.arrow_patch.set_visible(np.linalg.norm(place - start) > 8)
+        fits = starts[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
+        starts[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
+    for text, start, place in zip(texts, starts, apart(starts, sizes), strict=True):
+        text.set_position(tuple(axis.transData.inverted().transform(place)))
+        text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
         text.set_in_layout(False)  # which would move the axis under the labels
 
 
-def apart(centres: np.ndarray, sizes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved until none covers another, as far as `bounds` (2, 2) and 500 steps allow."""
-    sizes, first = sizes + 1, np.arange(len(centres))[:, None] < np.arange(len(centres))
-    for _ in range(500):
-        gap = centres[:, None] - centres
-        over = (sizes[:, None] + sizes) / 2 - abs(gap)
-        covers = (over > 0).all(axis=2) & ~np.eye(len(centres), dtype=bool)
-        if not covers.any():
-            break
-        sideways = over[..., 0] < over[..., 1]  # the shorter way
-        ways = np.stack([sideways, ~sideways], axis=2) & covers[..., None]
-        sign = np.where(gap == 0, np.where(first, -1, 1)[..., None], np.sign(gap))
-        centres = np.clip(centres + 0.25 * (over * sign * ways).sum(axis=1), bounds[0] + sizes / 2, bounds[1] - sizes / 2)
+def apart(centres: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another."""
+    centres, done = centres.copy(), np.zeros(len(centres), bool)
+    for place in centres[:, 1].argsort(kind="stable"):
+        while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
+            centres[place, 1] += 1
+        done[place] = True
     return centres
 
 

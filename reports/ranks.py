@@ -41,35 +41,25 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     width, height = room(cfg, 1.8)
     size = (0.2 + width) * columns, (0.2 + len(MODALITIES) * height) * len(chosen)
     figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False, layout="constrained")
-    for row, query in enumerate(chosen.tolist()):
-        late = first_hit(first[row]) if len(nearest[row]) < first[row] or not first[row] else ""
-        draw_sample(cfg, axes[row, 0], data, query, f"query\n{late}".strip())
-        for axis, (place, found) in zip(axes[row, 1:], enumerate(nearest[row], start=1), strict=False):
-            draw_near(cfg, axis, data, place, found)
-        for axis in axes[row, 1 + len(nearest[row]):]:  # the gallery is shorter than the list
-            hide_ticks(axis)
+    for row, query, found, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
+        late = f"\nfirst hit at rank {rank}" if rank > len(found) else ""
+        draw_list(cfg, row, data, query, f"query{late}", found)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle(f"queries and their best ten, ✓ match, ✗ another identity; {', '.join(MODALITIES)} from top to bottom\n"
                     f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}")
     return save(figure, path)
 
 
-def first_hit(rank: int) -> str:
-    """The rank of the first match in words; 0: there is none."""
-    return f"first hit at rank {rank}" if rank else "no match in the gallery"
-
-
-def draw_near(cfg: CfgNode, axis: plt.Axes, data: TestData, place: int, found: tuple[int, float, bool]) -> None:
-    """`draw_sample` of rank `place`: `found` is (sample, distance, whether it is a match)."""
-    index, distance, is_match = found
-    colour, mark = (MATCH, "✓") if is_match else (WRONG, "✗")
-    draw_sample(cfg, axis, data, index, f"{place} {mark} d = {distance:.3g}", colour)
-
-
-def draw_sample(cfg: CfgNode, axis: plt.Axes, data: TestData, index: int, title: str, colour: str = TEXT) -> None:
-    """The images of a sample, from top to bottom, in a frame."""
-    sample = data.samples[index]
-    hide_ticks(axis)
-    axis.imshow(np.concatenate(images(cfg, sample)))
-    axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)
-    axis.spines[:].set(visible=True, color=colour, linewidth=3)
+def draw_list(cfg: CfgNode, axes: np.ndarray, data: TestData, query: int, title: str,
+              nearest: Sequence[tuple[int, float, bool]]) -> None:
+    """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
+    cells = [(query, title, TEXT)] + [
+        (index, f"{place} {'✓' if is_match else '✗'} d = {distance:.3g}", MATCH if is_match else WRONG)
+        for place, (index, distance, is_match) in enumerate(nearest, start=1)]
+    for axis in axes:  # of which a short gallery leaves some empty
+        hide_ticks(axis)
+    for axis, (index, text, colour) in zip(axes, cells, strict=False):
+        sample = data.samples[index]
+        axis.imshow(np.concatenate(images(cfg, sample)))
+        axis.set_title(f"{text}\n{label(cfg, sample)}", fontsize=7)
+        axis.spines[:].set(visible=True, color=colour, linewidth=3)

@@ -26,10 +26,10 @@ from demo_sdtps.evaluation.tables import (
 )
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
-from demo_sdtps.reports.comparison import Run, differing, run_name
+from demo_sdtps.reports.comparison import Run
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.palette import AS_DATA
-from demo_sdtps.reports.tokens import description, kept_patches
+from demo_sdtps.reports.tokens import description, patch_grids
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
@@ -58,7 +58,7 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    runs = [Run(run_name(Path(cfg.OUTPUT_DIR)), cfg, records, dict(missing_rows(found.records))), *others]
+    runs = [Run(cfg.OUTPUT_DIR, records, missing_rows(found.records)), *others]
     wanted = shown_samples(data, found)
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
@@ -72,7 +72,7 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), runs=runs, differing=differing(runs),
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), runs=runs,
         sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
@@ -154,10 +154,12 @@ def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, A
     bits: dict[str, list[str]] = {}
     said = ""
     for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        masks = kept_patches(cfg, model, samples[start:start + size])
-        said = said or description(cfg, model, masks)
-        for name, by_modality in masks.items():
-            stack = np.stack([by_modality[modality].numpy() > 0 for modality in MODALITIES], axis=1)
+        grids = patch_grids(cfg, model, samples[start:start + size])
+        said = said or description(cfg, model, grids)
+        for name, by_modality in grids.items():
+            nothing = np.zeros((len(samples[start:start + size]), *model.backbone.grid_size), bool)  # of a missing modality
+            stack = np.stack([by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing
+                              for modality in MODALITIES], axis=1)
             packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
             bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
     rows, columns = model.backbone.grid_size

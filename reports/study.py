@@ -41,6 +41,10 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+CostPoint = tuple[float, float, float, str]
+"""A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
+
+
 class Difference(NamedTuple):
     """A paired difference over seeds: its mean, and the 95 % intervals (low, high) of two methods."""
 
@@ -263,8 +267,8 @@ def _draw_against(result: dict[str, Any], names: dict[str, str], units: Mapping[
     say behind it is a letter beside the point."""
     figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 4.5, 5), sharey=True, squeeze=False,
                                 layout="constrained")
-    letters = dict(zip(dict.fromkeys(filter(None, (_parts(variant)[1] for variant in result["variants"]))), ascii_letters,
-                       strict=False))
+    settings = dict.fromkeys(variant["name"].partition(", ")[2] for variant in result["variants"])
+    letters = dict(zip(filter(None, settings), ascii_letters, strict=False))
     for axis, (what, name) in zip(axes[0], names.items(), strict=True):
         for place, (family, points) in enumerate(_families(result, what, units).items()):
             cost, mean, deviation, _ = zip(*points, strict=True)
@@ -277,20 +281,11 @@ def _draw_against(result: dict[str, Any], names: dict[str, str], units: Mapping[
                        fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
     for axis, what in zip(axes[0], names, strict=True):
-        points = [(family, point) for family, points in _families(result, what, units).items() for point in points]
-        if points:
-            name_points(axis, np.array([point[:2] for _, point in points]),
-                        [letters.get(point.setting, family) for family, point in points], gap=8)
+        named = [(*place, letters.get(setting, family)) for family, points in _families(result, what, units).items()
+                 for *place, _, setting in points]
+        if named:
+            name_points(axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8)
     save(figure, path)
-
-
-class CostPoint(NamedTuple):
-    """A variant: its cost, mean and standard deviation of its mAP in percent, and the end of its name."""
-
-    cost: float
-    mean: float
-    deviation: float
-    setting: str
 
 
 def _families(result: dict[str, Any], what: str, units: Mapping[str, float]) -> dict[str, list[CostPoint]]:
@@ -299,16 +294,10 @@ def _families(result: dict[str, Any], what: str, units: Mapping[str, float]) -> 
     for variant in result["variants"]:
         values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
         if values and what in variant:
-            family, setting = _parts(variant)
-            point = CostPoint(variant[what] / units[what], float(np.mean(values)), _deviation(values) or 0.0, setting)
+            family, _, setting = variant["name"].partition(", ")
+            point = variant[what] / units[what], float(np.mean(values)), _deviation(values) or 0.0, setting
             families.setdefault(family, []).append(point)
     return {family: sorted(points) for family, points in families.items()}
-
-
-def _parts(variant: dict[str, Any]) -> tuple[str, str]:
-    """A variant's name up to its first comma, and the rest."""
-    family, _, setting = variant["name"].partition(", ")
-    return family, setting
 
 
 def _deviation(values: Sequence[float]) -> float | None:

@@ -1,7 +1,6 @@
 """The patches that slimming and SDTPS keep, over their images."""
-from itertools import pairwise
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.datasets.synthetic import light
-from demo_sdtps.evaluation.selection import check_context
+from demo_sdtps.evaluation.selection import Choice, choices
 from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
@@ -22,28 +21,15 @@ from demo_sdtps.reports.figures import heat_bar, heated, hide_ticks, images, lab
 from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.runtime.device import choose_precision
 
-SHARED = "all three"
-
-
-class Choice(NamedTuple):
-    """What a stage of slimming or SDTPS keeps of the patches, by modality: (samples, rows, columns) each."""
-
-    kept: ByModality  # 1: kept
-    score: ByModality  # NaN for a patch that was dropped before
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the modalities have one score and one set."""
-        return all(torch.equal(found.nan_to_num(), one.nan_to_num()) for by_modality in self
-                   for found, one in pairwise(by_modality.values()))
+SHARED = "shared"
 
 
 def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
     """A row per triplet: its images, and for every stage of slimming and for SDTPS the score of the patches over an image, and
     the image with the dropped patches covered; a set that the modalities share once, over the mean of the images."""
     chosen = shown_samples(samples, count)
-    choices = patch_choices(cfg, model, chosen)
-    rows = [panels(cfg, sample, choices, row) for row, sample in enumerate(chosen)]
+    grids = patch_grids(cfg, model, chosen)
+    rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
     figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False, layout="constrained")
@@ -55,40 +41,39 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
     heat_bar(figure, axes, "score of a patch among those of its image; not coloured: dropped before")
-    figure.suptitle(f"{description(cfg, model, {title: choice.kept for title, choice in choices.items()})} "
-                    f"of {model.backbone.num_patches} patches per modality are kept{options(cfg)}")
+    figure.suptitle(f"{description(cfg, model, grids)} of {model.backbone.num_patches} patches per modality are kept"
+                    f"{options(cfg)}")
     return save(figure, path)
 
 
 def shown_samples(samples: list[Sample], count: int) -> list[Sample]:
     """`count` of the samples, spread; half of them by day where the data tell day from night (`light`)."""
-    night = {place for place, sample in enumerate(samples) if light(sample) == "night"}
-    day = [place for place in range(len(samples)) if place not in night]
-    at_night = spread(len(night), count // 2 if day else count)
-    chosen = [*(sorted(night)[place] for place in at_night), *(day[place] for place in spread(len(day), count - len(at_night)))]
-    return [samples[place] for place in sorted(chosen)]
+    night = [place for place, sample in enumerate(samples) if light(sample) == "night"]
+    day = sorted({*range(len(samples))} - {*night})
+    dark = spread(len(night), count // 2 if day else count)
+    bright = spread(len(day), count - len(dark))
+    return [samples[place] for place in sorted([*(night[one] for one in dark), *(day[one] for one in bright)])]
 
 
-def panels(cfg: CfgNode, sample: Sample, choices: dict[str, Choice], row: int) -> dict[str, np.ndarray]:
-    """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the choices."""
-    found = dict(zip(MODALITIES, images(cfg, sample), strict=True))
-    seen = found | {SHARED: np.mean(list(found.values()), axis=0).astype(np.uint8)}
-    shared = {title for title, choice in choices.items() if choice.is_shared}
+def panels(cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int) -> dict[str, np.ndarray]:
+    """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
+    seen = dict(zip(MODALITIES, images(cfg, sample), strict=True))
     parts: dict[str, np.ndarray] = {}
-    for modality, image in seen.items():
-        parts |= {} if modality == SHARED else {modality: image}
-        for title, choice in choices.items():
-            if (title in shared) == (modality == SHARED):
-                kept, score = (by_modality[MODALITIES[0] if title in shared else modality][row] for by_modality in choice)
-                parts[f"{title}:\nscore, {modality}"] = heated(image, in_range(score))
+    for modality, image in {**seen, SHARED: np.mean(list(seen.values()), axis=0).astype(np.uint8)}.items():
+        parts |= {modality: image} if modality in seen else {}
+        for title, by_modality in grids.items():
+            own = {SHARED: next(iter(by_modality.values()))} if is_shared(by_modality) else by_modality
+            if modality in own:
+                kept, score = own[modality][row]
+                parts[f"{title}:\nscore, {modality}"] = heated(image, score)
                 parts[f"{title}:\nkept, {modality}"] = covered(image, kept)
     return parts
 
 
-def in_range(score: torch.Tensor) -> torch.Tensor:
-    """A score, NaN where there is none, in [0, 1]."""
-    known = score[~score.isnan()]
-    return (score - known.min()) / (known.max() - known.min()).clamp_min(1e-12)
+def is_shared(by_modality: ByModality) -> bool:
+    """Whether several modalities have one score and one set."""
+    first, *others = (grid.nan_to_num() for grid in by_modality.values())
+    return bool(others) and all(torch.equal(first, other) for other in others)
 
 
 def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
@@ -97,44 +82,30 @@ def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
     return image + (OPACITY * (1 - kept) * (np.array(DROPPED) - image)).astype(int)
 
 
-def description(cfg: CfgNode, model: DeMo, masks: dict[str, ByModality]) -> str:
-    """What keeps patches, and how many of them at each of `masks`."""
+def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
+    """What keeps patches, and how many of them at each of the `patch_grids`."""
     by = [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"] if model.slimming else []
     by += [type(model.sdtps).__name__] if model.sdtps else []
-    counts = [{int(kept) for mask in by_modality.values() for kept in mask.sum(dim=(1, 2))} for by_modality in masks.values()]
+    counts = [{int(kept) for both in own.values() for kept in both[:, 0].sum(dim=(1, 2))} for own in grids.values()]
     numbers = (f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts)
     return f"{' and '.join(by)}: {', '.join(numbers)}"
 
 
-def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
-    """`Choice.kept` of `patch_choices`."""
-    return {title: choice.kept for title, choice in patch_choices(cfg, model, samples).items()}
-
-
-def patch_choices(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Choice]:
-    """What every stage of slimming keeps, and SDTPS, by its title. Raises `UserError` as `check_context`."""
+def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
+    """What every stage of slimming and SDTPS make of the samples, by present modality, (samples, 2, rows, columns): 1 for a
+    kept patch, and its score, NaN for one that was dropped before. Raises `UserError` as `choices`."""
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         (context,) = model.encode_cases(images, cameras.to(device), [missing])
-        check_context(context)
-        patches = model.backbone.num_patches
+        found, grid = choices(model, context), context.grid
 
-        def on_grid(values: torch.Tensor, positions: torch.Tensor | None, fill: float) -> torch.Tensor:
-            """values (B, n) of the patches at `positions` (B, n), None: all → (B, rows, columns), `fill` elsewhere."""
-            grid = values.new_full((len(values), patches), fill)
-            whole = values if positions is None else grid.scatter_(1, positions, values)
-            return whole.view(-1, *context.grid).cpu()
+    def on_grid(choice: Choice) -> torch.Tensor:
+        values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)
+        whole = values.new_tensor([[0], [torch.nan]]).repeat(len(values), 1, prod(grid))
+        return whole.scatter_(2, choice.positions[:, None].expand_as(values), values).view(-1, 2, *grid).cpu()
 
-        found = {f"stage {number}": Choice(
-            {modality: on_grid(stage.mask(modality, patches), None, 0) for modality in MODALITIES},
-            {modality: on_grid(stage.score[modality].float(), stage.scored[modality], torch.nan) for modality in MODALITIES})
-            for number, stage in enumerate(context.stages, start=1)}
-        if model.sdtps:
-            places, chosen = context.positions.get, model.sdtps(context)
-            found["SDTPS"] = Choice(
-                {modality: on_grid((one.mask > 0).float(), places(modality), 0) for modality, one in chosen.items()},
-                {modality: on_grid(one.score.float(), places(modality), torch.nan) for modality, one in chosen.items()})
-    return found
+    return {title: {modality: on_grid(choice) for modality, choice in by_modality.items()}
+            for title, by_modality in found.items()}

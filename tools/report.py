@@ -35,7 +35,8 @@ def main() -> None:
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
     add_page_limits(parser)
     arguments, cfg = parse(parser)
-    if arguments.others and not arguments.html:
+    further = (vars(arguments)["OUTPUT_DIR"] or [])[1:]
+    if further and not arguments.html:
         raise UserError("Several --run are compared on a page; add --html X.html, or give one --run.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
@@ -58,7 +59,7 @@ def main() -> None:
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
-        others = [other_run(run, [arg.strip() for arg in arguments.opts], data.samples) for run in arguments.others]
+        others = [other_run(run, [arg.strip() for arg in arguments.opts], data.samples) for run in further]
         drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails, others)}
     else:
         drawn = {"training curves": draw_curves(records, curves),

@@ -27,6 +27,7 @@ from demo_sdtps.reports.palette import PLAIN, TEXT
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
+loading = logging.getLogger(load_weights.__module__)
 DEFAULT_SCORES = ("saliency", "distinctness", "random")
 SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)),
             ((0, 1 / 3), (0.4, 0.5)))
@@ -64,7 +65,6 @@ def main() -> None:
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     check(cfg, arguments.scores)
-    warn_once()
     off: dict[str, object] = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}
     dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -73,7 +73,7 @@ def main() -> None:
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     model = cfg.MODEL
     own = (model.SLIM_SCORE, list(model.SLIM_BLOCKS), list(model.SLIM_KEEP))
-    cases = [own] if model.SLIM_BLOCKS else []
+    cases: list[tuple[str, list[int], list[float]]] = [own] if model.SLIM_BLOCKS else []
     cases += [case for score in arguments.scores for setting in chosen if (case := (score, *setting)) != own]
     for case in cases:  # a score that the checkpoint has no weights of is refused before anything is evaluated
         slimmed(cfg, *case)
@@ -89,11 +89,11 @@ def main() -> None:
         print_lines(*heads, row(point))
 
     add(Point("", [], [], 1.0, *measure(cfg, dense, data)))
-    for case in progress(cases, "evaluating", unit="setting"):
-        model = slimmed(cfg, *case)
+    for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
+        model = slimmed(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
-        share_of_all = (operations["backbone"] + operations["slimming"]) / whole
-        add(Point(*case, share_of_all, *measure(cfg, model, data), own=case == own))
+        add(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole, *measure(cfg, model, data),
+                  own=(score, blocks, keep) == own))
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
     for path in filter(None, (arguments.json, arguments.output)):
@@ -138,14 +138,11 @@ def settings(depth: int, blocks: Sequence[list[int]] | None,
 def slimmed(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
     """The checkpoint's model with slimming. Raises `UserError` where they do not fit."""
     values = {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score}
-    return load_model_and_data(with_values(cfg, values))[0]
-
-
-def warn_once() -> None:
-    """Let each warning about the weights, which are loaded for every setting, through once."""
-    seen: set[str] = set()
-    loading = logging.getLogger(load_weights.__module__)
-    loading.addFilter(lambda record: not (record.getMessage() in seen or seen.add(record.getMessage())))
+    loading.disabled = True  # the dense model's has warned
+    try:
+        return load_model_and_data(with_values(cfg, values))[0]
+    finally:
+        loading.disabled = False
 
 
 def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
@@ -155,13 +152,10 @@ def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
     return record["mAP"], record["Rank-1"]
 
 
-def listed(values: Sequence[float]) -> str:
-    return ",".join(map(str, values)) or "–"
-
-
 def row(point: Point) -> str:
     """A line of the table, under HEADER."""
-    return (f"{point.score or 'dense':18}{listed(point.blocks):>10}{listed(point.keep):>12}"
+    blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
+    return (f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
             f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + OWN if point.own else ''}")
 
 
@@ -182,7 +176,7 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
     first = next((point.score for point in others if not point.own), "")  # whose settings the others share
     named = [point for point in others if point.own or point.score == first]
     name_points(axes, np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
-                [f"{listed(point.keep)} kept after block {listed(point.blocks)}" for point in named], gap=10)
+                [f"{point.keep} kept after {point.blocks}" for point in named], gap=10)
     return save(figure, path)
 
 
