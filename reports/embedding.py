@@ -44,4 +44,5 @@ def name_groups(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
     """The values (n,) at the medians of their points, unless they are few, which a legend names, or too many."""
     distinct = np.unique(values)
     if MOST_IN_LEGEND < len(distinct) <= MOST_NAMED:
-        name_points(axis, np.array([np.median(points[values == value], axis=0) for value in distinct]), distinct.astype(str).tolist())
+        medians = np.array([np.median(points[values == value], axis=0) for value in distinct])
+        name_points(axis, medians, list(map(str, distinct)))

@@ -19,7 +19,7 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoint import save_checkpoint
-from demo_sdtps.reports.tokens import kept_patches
+from demo_sdtps.reports.tokens import patch_grids
 from demo_sdtps.tools import analyse, report
 
 pytestmark = pytest.mark.slow
@@ -145,12 +145,12 @@ def test_the_page_in_a_browser(page, made):
     model, splits = load_model_and_data(cfg)
     samples = {os.path.basename(sample.paths[0]): sample for sample in splits["query"]}
     query = "document.querySelector('#rank-list .query')"
-    masks = kept_patches(cfg, model, [samples[page.run(f"return {query}.title")]])
-    for name, by_modality in masks.items():
+    grids = patch_grids(cfg, model, [samples[page.run(f"return {query}.title")]])
+    for name, by_modality in grids.items():
         page.choose("#kept", name)
         alpha = page.run(f"const canvas = {query}.querySelector('canvas'); return [...canvas.getContext('2d')"
                          ".getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)")
-        kept = torch.cat([by_modality[modality][0] for modality in MODALITIES], dim=1)
+        kept = torch.cat([by_modality[modality][0, 0] for modality in MODALITIES], dim=1)
         assert [value == 0 for value in alpha] == (kept > 0).flatten().tolist() and 0 < kept.sum() < kept.numel()
 
 
@@ -165,6 +165,47 @@ def test_the_filters_of_the_rank_lists(page, made):
     page.choose("#by-identity", str(identity))
     page.choose("#by-camera", str(camera))
     assert page.shown() == [row for row in failures if row[1:3] == (identity, camera)]
+
+
+def test_a_click_enlarges_a_triplet(page):
+    box = "const { width, height } = document.querySelector('%s').getBoundingClientRect(); return [width, height]"
+    page.choose("#kept", "stage 1")
+    for width in (1400, 400):
+        page.show(width, "light")
+        small, ratio = page.run(box % "#rank-list .near .triplet"), page.run("return DATA.modalities.length / 2")
+        page.click("#rank-list .near .triplet")
+        large = page.run(box % "#large[open] .triplet")
+        assert large[0] > 2 * small[0] and large[0] < width and large[1] < 900
+        assert large[0] / large[1] == pytest.approx(ratio, rel=0.1)
+        assert page.texts("#large figcaption") == page.texts("#rank-list .near figcaption")[:1]
+        page.click("#large")
+        assert page.run("return document.querySelectorAll('#large[open]').length") == 0
+
+
+def test_runs_are_compared(driver, made, tmp_path, tiny_root, command):
+    """Side by side, with differences to the first; a run of other data is refused."""
+    file, numbers, cfg = made
+    other = make_run(tmp_path / "other", cfg.DATASETS.ROOT_DIR, "MODEL.HDM", "False", "MODEL.ATM", "False")
+    words = ["--run", file.parent, "--run", other, *BOUNDS]
+    assert call([*words, "--html", tmp_path / "x.html"], report.main) == 0
+    page = Page(driver, tmp_path / "x.html")
+    for pattern in "13":
+        page.click(f"[name=compared][value='{pattern}'] + span")
+        rows = page.run("return [...document.querySelectorAll('[data-name=compared]:not([hidden]) tbody tr')]"
+                        ".map((row) => [...row.cells].slice(1).map((cell) => +cell.textContent))")
+        assert len(rows) == 8 and [row[0] for row in rows[:-1]] == [
+            pytest.approx(100 * record[pattern]["mAP"], abs=0.051) for record in numbers["cases"].values()]
+        for own, _, theirs, difference, *_ in rows:
+            assert difference == pytest.approx(theirs - own, abs=0.151)
+    assert any(row[3] for row in rows) and page.texts("#compared-map .legendtext") == [str(file.parent), str(other)]
+    assert page.errors() == []
+
+    code, _, stderr = command(report.main, *words)
+    assert code == 2 and "add --html" in stderr
+    write_msvr310(tmp_path)
+    last = make_run(tmp_path / "last", tmp_path, "DATASETS.NAMES", "MSVR310")
+    code, _, stderr = command(report.main, "--run", other, "--run", last, "--html", tmp_path / "y.html")
+    assert code == 2 and "has another test split" in stderr and not (tmp_path / "y.html").exists()
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -71,9 +71,8 @@ def main() -> None:
     whole = count_macs(cfg, dense)["backbone"]
     caption = reid_caption(cfg, data)
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
-    model = cfg.MODEL
-    own = (model.SLIM_SCORE, list(model.SLIM_BLOCKS), list(model.SLIM_KEEP))
-    cases: list[tuple[str, list[int], list[float]]] = [own] if model.SLIM_BLOCKS else []
+    own = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
+    cases: list[tuple[str, list[int], list[float]]] = [own] if cfg.MODEL.SLIM_BLOCKS else []
     cases += [case for score in arguments.scores for setting in chosen if (case := (score, *setting)) != own]
     for case in cases:  # a score that the checkpoint has no weights of is refused before anything is evaluated
         slimmed(cfg, *case)

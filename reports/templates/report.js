@@ -100,7 +100,7 @@ const large = byId("large");
 
 function enlarge(event) {
   const triplet = event.target.closest(".triplet");
-  if (!triplet || large.open || (event.key && event.key !== "Enter")) return;
+  if (!triplet || large.contains(triplet) || (event.key && event.key !== "Enter")) return;
   const copy = triplet.parentElement.cloneNode(true);
   copy.querySelectorAll("canvas").forEach(drawKept);
   copy.querySelector(".triplet").removeAttribute("tabindex");

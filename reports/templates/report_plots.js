@@ -55,8 +55,9 @@ plot("testing", () => [["mAP", "Rank-1"].flatMap((measure) => DATA.patterns.map(
 })]);
 
 if (DATA.runs.length > 1) {
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // Plotly reads tags in names
   const curves = (recordsOf, value, title) => [DATA.runs.map((run, place) => ({
-    x: epochs(recordsOf(run)), y: recordsOf(run).map(value), name: run.name, mode: "lines+markers", hovertemplate: "%{y:.1f}",
+    x: epochs(recordsOf(run)), y: recordsOf(run).map(value), name: plain(run.name), mode: "lines+markers", hovertemplate: "%{y:.1f}",
     marker: { size: 8, ...kind(place) }, line: { color: kind(place).color },
   })), layout("epoch", title, { hovermode: "x unified" })];
   const pattern = () => document.querySelector("[name=compared]:checked").value;
