@@ -55,7 +55,8 @@ def analysed_case(cfg: CfgNode) -> str:
 
 def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, points: int) -> Analysis:
     """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = case_records(cfg, data, features)
+    records = {case: reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()})
+               for case, patterns in features.items()}
     chosen = features[analysed_case(cfg)][cfg.TEST.RETURN_PATTERN]
     distances, query, gallery = ranked(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
@@ -72,12 +73,6 @@ def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, poin
         analysis.score_identities(scores.average_precision, query.identity), worst,
         dict(zip(listed, rank_lists(data, nearest), strict=True)), analysis.distance_histogram(distances, query, gallery),
         shown, embeddings)
-
-
-def case_records(cfg: CfgNode, data: TestData, features: Features) -> dict[str, Record]:
-    """The record of each case of missing modalities."""
-    return {case: reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()})
-            for case, patterns in features.items()}
 
 
 def ranked(cfg: CfgNode, features: torch.Tensor, data: TestData) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:

@@ -2,7 +2,7 @@
 import argparse
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.config.cli import positive_int
+from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.evaluation.tables import (
@@ -20,18 +21,19 @@ from demo_sdtps.evaluation.tables import (
     PATTERN_NAMES,
     Record,
     distance_name,
+    evaluated,
     missing_rows,
     options,
     reid_caption,
 )
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST, Analysis, add_limits, analysed_case, camera_rows, known
-from demo_sdtps.reports.comparison import Run
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.palette import AS_DATA
 from demo_sdtps.reports.tokens import description, patch_grids
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.output import CONFIG
 
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -51,20 +53,20 @@ def add_page_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
-               untrained: Record | None, thumbnails: int, others: Sequence[Run] = ()) -> Path:
+               untrained: Record | None, thumbnails: int, others: Mapping[str, list[dict[str, Any]]] | None = None) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training, and the run is compared with `others`. Raises `UserError` for an
-    image that cannot be read."""
+    `untrained` is the record of the model before training, `others` are the records of further runs by OUTPUT_DIR. Raises
+    `UserError` for an image that cannot be read, and a further run without its configuration."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    runs = [Run(cfg.OUTPUT_DIR, records, missing_rows(found.records)), *others]
+    runs = {cfg.OUTPUT_DIR: records, **(others or {})}
     wanted = shown_samples(data, found)
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
         "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "palette": AS_DATA,
-        "runs": [{"name": run.name, "records": run.records} for run in runs],
+        "runs": [{"name": name, "records": own} for name, own in runs.items()],
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, found, {index: place for place, index in enumerate(wanted)})}
@@ -72,11 +74,13 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), runs=runs,
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data),
+        runs={name: evaluated(own)[-1]["patterns"] for name, own in runs.items()},
+        differing=differing(list(runs)) if others else {},
         sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
-        missing=runs[0].cases, matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
+        missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
         left_out=left_out(data, found, len(samples), thumbnails), cameras=found.cameras.cameras, matrix=camera_rows(found),
         key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
         settings=cfg.dump(), content=content, style=source("report.css"),
@@ -84,6 +88,13 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
+
+
+def differing(runs: Sequence[str]) -> dict[str, list[object]]:
+    """The keys in which the configurations of runs differ, with the value of each."""
+    first, *others = (flat(load_cfg(Path(run) / CONFIG)) for run in runs)
+    return {key: [value, *(own[key] for own in others)] for key, value in first.items()
+            if key != "OUTPUT_DIR" and any(own[key] != value for own in others)}
 
 
 def source(name: str) -> str:

@@ -267,12 +267,14 @@ def _draw_against(result: dict[str, Any], names: dict[str, str], units: Mapping[
     say behind it is a letter beside the point."""
     figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 4.5, 5), sharey=True, squeeze=False,
                                 layout="constrained")
-    settings = dict.fromkeys(variant["name"].partition(", ")[2] for variant in result["variants"])
+    names_of = zip(*(variant["name"].partition(", ") for variant in result["variants"]), strict=True)
+    families, _, settings = map(dict.fromkeys, names_of)
     letters = dict(zip(filter(None, settings), ascii_letters, strict=False))
     for axis, (what, name) in zip(axes[0], names.items(), strict=True):
-        for place, (family, points) in enumerate(_families(result, what, units).items()):
+        for family, points in _families(result, what, units).items():
             cost, mean, deviation, _ = zip(*points, strict=True)
-            axis.errorbar(cost, mean, yerr=deviation, capsize=3, elinewidth=0.8, label=family, **kind(place))
+            axis.errorbar(cost, mean, yerr=deviation, capsize=3, elinewidth=0.8, label=family,
+                          **kind(list(families).index(family)))
         axis.set(xlabel=name, xlim=(0, 1.05 * axis.get_xlim()[1]))
     axes[0, 0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
     handles, labels = axes[0, -1].get_legend_handles_labels()

@@ -15,7 +15,6 @@ from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
 from demo_sdtps.modeling.checkpoint import stored_config
 from demo_sdtps.reports.analysis import analyse, analysed_case
-from demo_sdtps.reports.comparison import other_run
 from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import PACKAGES, add_page_limits, write_page
@@ -35,8 +34,8 @@ def main() -> None:
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
     add_page_limits(parser)
     arguments, cfg = parse(parser)
-    further = (vars(arguments)["OUTPUT_DIR"] or [])[1:]
-    if further and not arguments.html:
+    others = {run: evaluated_run(Path(run)) for run in (vars(arguments)["OUTPUT_DIR"] or [])[1:]}
+    if others and not arguments.html:
         raise UserError("Several --run are compared on a page; add --html X.html, or give one --run.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
@@ -59,7 +58,6 @@ def main() -> None:
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
-        others = [other_run(run, [arg.strip() for arg in arguments.opts], data.samples) for run in further]
         drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, arguments.thumbnails, others)}
     else:
         drawn = {"training curves": draw_curves(records, curves),
