@@ -20,6 +20,8 @@ from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
 from demo_sdtps.runtime.files import check_output_file
 
+PICTURE = (".png", ".pdf", ".svg")
+"""Suffixes of a figure."""
 OVERWRITE = "replace an output that exists, which is refused otherwise"
 RUN_FILES = ("OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
              "last.pth and best.pth. RESUME auto continues it.")
@@ -56,13 +58,14 @@ def add_overwrite(parser: argparse.ArgumentParser, meaning: str = OVERWRITE) -> 
     parser.add_argument("--overwrite", action="store_true", help=meaning)
 
 
-def add_output(parser: argparse.ArgumentParser, name: str, suffix: str, **options: Any) -> None:
-    """Add a flag, or an argument, for a file to write that ends in `suffix`; with the first of a parser --overwrite too."""
+def add_output(parser: argparse.ArgumentParser, name: str, *suffixes: str, **options: Any) -> None:
+    """Add a flag, or an argument, for a file to write that ends in one of `suffixes`; with the first of a parser --overwrite
+    too."""
     outputs = parser.get_default("outputs")
     if outputs is None:
         parser.set_defaults(outputs=(outputs := {}))
         add_overwrite(parser)
-    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{suffix}"} | options).dest] = suffix
+    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest] = suffixes
 
 
 def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
@@ -74,16 +77,17 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
     work; `read_arguments` does."""
-    for name, suffix in getattr(arguments, "outputs", {}).items():
+    for name, suffixes in getattr(arguments, "outputs", {}).items():
         if path := getattr(arguments, name):
-            check_output_file(path, suffix, arguments.overwrite)
+            check_output_file(path, suffixes, arguments.overwrite)
 
 
 class CheckpointFlag(NamedTuple):
     """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
 
     `gives` describes its value, `key` is the equivalent configuration key, `stored` is the function, as module:name, that reads
-    the configuration from the checkpoint, and `example` is a checkpoint for its messages.
+    the configuration from the checkpoint, and `example` is a checkpoint for its messages. With `several` it can be
+    repeated: the argument is a list, the first of which is the key's value.
     """
 
     name: str
@@ -92,6 +96,7 @@ class CheckpointFlag(NamedTuple):
     key: str
     stored: str
     example: str = WEIGHT_EXAMPLE
+    several: bool = False
 
 
 WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtps.modeling.checkpoint:stored_config")
@@ -109,6 +114,7 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
                         help=f"YAML file, one of configs/*/*.yml for example{default}")
     if checkpoint:
         parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
+                            action="append" if checkpoint.several else "store",
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
                         help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
@@ -144,7 +150,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
     `UserError`."""
     arguments = read_arguments(parser)
     pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
-    pairs += [(key, value) for key, value in vars(arguments).items() if key in arguments.schema.by_name and value]
+    pairs += [(key, value[0] if isinstance(value, list) else value) for key, value in vars(arguments).items()
+              if key in arguments.schema.by_name and value]
     config = arguments.config_file
     if config is None:
         path = dict(pairs).get(checkpoint.key)

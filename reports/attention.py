@@ -1,5 +1,5 @@
 """Maps of attention over images, with the shares and gates of the fusion."""
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.common import ATTENTION_METHODS as METHODS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
@@ -17,15 +16,14 @@ from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.tokens import ByModality
-from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save
+from demo_sdtps.reports.figures import BLANK, HALO, heat_bar, heated, hide_ticks, images, label, np, plt, room, save
+from demo_sdtps.reports.palette import MODALITY, PLAIN, TEXT
 from demo_sdtps.runtime.progress import progress
 
-COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
-HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
-BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across
-BLANK = 245  # grey value in place of a missing image
+SCALES = {"rollout": "share of a patch in the attention, on a scale of each image",
+          "gradcam": "weight of a patch for the similarity, on one scale in a triplet"}
+BAR_ROOM = 2.6  # inches across
 
 
 def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
@@ -68,17 +66,20 @@ def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]
 def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tuple[Maps, FusionWeights]], method: str,
                    path: Path) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
-    missing, bars = missing_modalities(cfg.TEST.MISS), sum(part is not None for part in found[0][1])
+    missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
+    bars = sum(part is not None for part in found[0][1])
     width, height = room(cfg, 2.4)
-    widths = [width] * (2 * len(MODALITIES)) + [BAR_ROOM] * bars
-    size = sum(widths) + 0.4 * bars + 0.3, (0.1 + height) * len(samples) + 0.4
-    figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths)
+    widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
+    size = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
+    figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths,
+                                layout="constrained")
     largest = max((float(weights.gates.max()) for _, weights in found if weights.gates is not None), default=1.0)
     for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
         scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
-        for column, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
+        for column, (modality, image) in enumerate(zip(names, images(cfg, sample), strict=True)):
             panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
-                image, overlaid(image, maps.values[modality][0] / scales[modality], maps.kept[modality][0])]
+                image, heated(image, maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
+                              (0, scales[modality]))]
             for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
                 axis.imshow(panel)
                 hide_ticks(axis)
@@ -86,15 +87,15 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tupl
                 axes[0, 2 * column].set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
-            draw_shares(axes[row, 2 * len(MODALITIES)], {subset: {name: float(share) for name, share in shares.items()}
-                                                         for subset, shares in weights.hdm.items()}, row == 0)
-        if weights.gates is not None:
-            draw_gates(axes[row, -1], weights.gates[0].cpu(), largest, row == 0)
+            shares = {subset: {name: float(share) for name, share in own.items()} for subset, own in weights.hdm.items()}
+            draw_shares(axes[row, 2 * len(names)], shares, row == 0)
+        if weights.hdm and weights.gates is not None:
+            draw_gates(axes[row, -1], weights.gates[0].cpu(), weights.hdm.values(), largest, row == 0)
     what = METHODS[method] + (f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)" if method != "rollout"
                               else "")
-    figure.tight_layout(pad=0.3, w_pad=0.1)
-    dropped = ", not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
-    figure.suptitle(f"{what}; yellow: most, violet: least{dropped}{options(cfg)}", fontsize=10, y=1, va="bottom")
+    dropped = "; not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
+    heat_bar(figure, axes, f"{SCALES[method]}{dropped}", "none")
+    figure.suptitle(f"{what}{options(cfg)}")
     return save(figure, path)
 
 
@@ -105,38 +106,31 @@ def scales_of(values: ByModality, method: str) -> dict[str, float]:
     return own if method == "rollout" else dict.fromkeys(own, max(own.values()))
 
 
-def overlaid(image: np.ndarray, values: torch.Tensor, kept: torch.Tensor) -> np.ndarray:
-    """The image (H, W, 3), grey, with the colours of values (rows, columns) in [0, 1] where kept (rows, columns) is true."""
-    def enlarged(grid: torch.Tensor) -> np.ndarray:
-        return F.interpolate(grid.float()[None, None], image.shape[:2])[0, 0].numpy()
-
-    grey = GREY * image.mean(axis=2, keepdims=True) / 255
-    return grey + OPACITY * enlarged(kept)[..., None] * (HEAT(enlarged(values))[..., :3] - grey)
-
-
 def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool) -> None:
     """Horizontal bars of HDM's subsets, parted by the share of the attention on each modality."""
     for place, by_modality in enumerate(shares.values()):
         start = 0.0
         for modality, share in by_modality.items():
-            axis.barh(place, share, left=start, color=COLOURS[modality])
+            axis.barh(place, share, left=start, color=MODALITY[modality])
             if len(by_modality) == 1:  # in place of a legend
-                axis.text(0.5, place, modality, fontsize=6, ha="center", va="center")
+                axis.text(0.5, place, modality, fontsize=7, ha="center", va="center", path_effects=HALO)
             start += share
-    axis.set(yticks=range(len(shares)), yticklabels=list(shares), xlim=(0, 1), xticks=[0, 0.5, 1])
+    axis.set(yticks=range(len(shares)), yticklabels=map(" + ".join, shares.values()), xlim=(0, 1), xticks=[0, 0.5, 1])
     axis.invert_yaxis()
     axis.tick_params(labelsize=6)
     if first:
         axis.set_title("HDM: share of each modality", fontsize=8)
 
 
-def draw_gates(axis: plt.Axes, gates: torch.Tensor, largest: float, first: bool) -> None:
-    """Horizontal bars of ATMoE's gates (heads, 7), the mean over the heads, a dot for each head, and a line at equal gates."""
-    axis.barh(range(len(SUBSETS)), gates.mean(dim=0).numpy(), color=BAR)
+def draw_gates(axis: plt.Axes, gates: torch.Tensor, subsets: Iterable[Iterable[str]], largest: float, first: bool) -> None:
+    """Horizontal bars of ATMoE's gates (heads, subsets), the mean over the heads, a dot for each head, and a line at equal
+    gates."""
+    places = range(gates.shape[1])
+    axis.barh(places, gates.mean(dim=0).numpy(), color=PLAIN)
     for own in gates:
-        axis.plot(own.numpy(), range(len(SUBSETS)), ".", color="black", markersize=3)
-    axis.axvline(1 / len(SUBSETS), color="black", linewidth=0.5, linestyle=":")
-    axis.set(yticks=range(len(SUBSETS)), yticklabels=list(SUBSETS), xlim=(0, 1.05 * largest))
+        axis.plot(own.numpy(), places, ".", color=TEXT, markersize=3)
+    axis.axvline(1 / len(places), color=TEXT, linewidth=0.5, linestyle=":")
+    axis.set(yticks=places, yticklabels=map(" + ".join, subsets), xlim=(0, 1.05 * largest))
     axis.invert_yaxis()
     axis.tick_params(labelsize=6)
     if first:

@@ -1,11 +1,12 @@
 """Curves of a run: loss, accuracy, mAP and Rank-1 over the epochs."""
 from pathlib import Path
 
-from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated, read_records
 from demo_sdtps.modeling.checkpoint import stored_config
 from demo_sdtps.reports.figures import plt, save
+from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
 from demo_sdtps.training.output import LAST
 
 IMAGE = "curves.png"
@@ -28,24 +29,22 @@ def run_config(run: Path, example: str) -> StoredText:
 
 def draw_curves(records: list[dict], path: Path) -> Path:
     """Loss and accuracy on the left, mAP and Rank-1 per return pattern on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     trained = [record for record in records if "loss" in record]
-    left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color="black", marker=".")
-    left.set(xlabel="epoch", ylabel="training loss", title="training")
+    left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color=TEXT, marker=".")
+    left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
     accuracy = left.twinx()
-    accuracy.plot([r["epoch"] for r in trained], [100 * r["accuracy"] for r in trained], color="tab:orange", marker=".")
-    accuracy.set_ylabel("training accuracy (%)", color="tab:orange")
+    accuracy.plot([r["epoch"] for r in trained], [100 * r["accuracy"] for r in trained], "--", color=PLAIN, marker=".")
+    accuracy.set_ylabel("training accuracy (%, dashed)", color=PLAIN)
     accuracy.set_ylim(0, 100)
+    accuracy.grid(False)
 
     tested = evaluated(records)
     epochs = [record["epoch"] for record in tested]
-    for pattern, colour in zip(RETURN_PATTERNS, ("tab:blue", "tab:green", "tab:red"), strict=True):
+    for pattern, colour in PATTERNS.items():
         for name, style in (("mAP", "-"), ("Rank-1", ":")):
             values = [100 * record["patterns"][str(pattern)][name] for record in tested]
             right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
     return save(figure, path)

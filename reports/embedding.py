@@ -7,33 +7,42 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.embedding import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
-from demo_sdtps.reports.figures import np, plt, save
+from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 
 LABELS = ("identity", "camera")
-TAB20 = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
-COLOURS, MARKERS = (*TAB20[::2], *TAB20[1::2]), "osD^vP*X<>ph"  # dark colours first: neighbours in the map are much alike
 MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
 def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
     """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured."""
-    figure, axes = plt.subplots(1, len(LABELS), figsize=(7.5 * len(LABELS), 6))
-    for axis, label in zip(axes, LABELS, strict=True):
-        values = np.array([getattr(sample, label) for sample in samples])
+    figure, axes = plt.subplots(1, len(LABELS), figsize=(7.5 * len(LABELS), 6), layout="constrained")
+    labels = {label: np.array([getattr(sample, label) for sample in samples]) + (label == "camera")  # from 1, as in file names
+              for label in LABELS}
+    for axis, (label, values) in zip(axes, labels.items(), strict=True):
+        draw_points(axis, points, values)
         distinct = np.unique(values)
-        for place, value in enumerate(distinct):
-            # More labels than colours: the marker changes too.
-            marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
-            own = points[values == value]
-            name = str(value + 1 if label == "camera" else value)  # as in file names
-            axis.scatter(*own.T, s=14, color=COLOURS[place % len(COLOURS)], marker=marker, linewidths=0, alpha=0.8, label=name)
-            if MOST_IN_LEGEND < len(distinct) <= MOST_NAMED:
-                axis.annotate(name, np.median(own, axis=0), fontsize=7, ha="center", va="center")
-        axis.set(title=f"by {label} ({len(distinct)})", xticks=[], yticks=[])
+        axis.set_title(f"by {label} ({len(distinct)})")
         if len(distinct) <= MOST_IN_LEGEND:
-            axis.legend(fontsize=8, title=label)
+            axis.legend(title=label, loc="center left", bbox_to_anchor=(1, 0.5))
     number, _, name = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle(f"{METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
                     f"{options(cfg)}")
-    figure.tight_layout()
+    for axis, values in zip(axes, labels.values(), strict=True):
+        name_groups(axis, points, values)
     return save(figure, path)
+
+
+def draw_points(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
+    """The points (n, 2) with a colour and marker for each of the values (n,)."""
+    for place, value in enumerate(np.unique(values)):
+        axis.scatter(*points[values == value].T, label=str(value), **kind(place) | {"s": 16, "linewidths": 0, "alpha": 0.8})
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(True)
+
+
+def name_groups(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
+    """The values (n,) at the medians of their points, unless they are few, which a legend names, or too many."""
+    distinct = np.unique(values)
+    if MOST_IN_LEGEND < len(distinct) <= MOST_NAMED:
+        medians = np.array([np.median(points[values == value], axis=0) for value in distinct])
+        name_points(axis, medians, list(map(str, distinct)))

@@ -1,27 +1,41 @@
-"""Helpers of the drawing tools: images as arrays, frames, and saving figures atomically."""
+"""What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES
 from demo_sdtps.runtime.files import atomic_write
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
+from matplotlib.patheffects import withStroke
 
-HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
+plt.rcParams.update({
+    "axes.prop_cycle": plt.cycler(color=SERIES), "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.alpha": 0.3, "legend.frameon": False, "font.size": 10, "axes.titlesize": 11,
+    "figure.titlesize": 12, "savefig.dpi": 110, "pdf.fonttype": 42, "svg.hashsalt": "demo_sdtps"})
+BLANK = 245  # grey value in place of a missing image
+MARKERS = "osD^vP*X<>ph"
+HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
+OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
-    """The images of a triplet at INPUT.SIZE_TEST, each uint8 (H, W, 3). Raises `UserError` where one cannot be read."""
-    size = list(cfg.INPUT.SIZE_TEST)
-    return [resize(image, size, antialias=True).permute(1, 2, 0).numpy() for image in decode_triplet(sample.paths)]
+    """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one. Raises `UserError`
+    where one cannot be read."""
+    blank = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
+    return [resize(blank if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True).permute(1, 2, 0).numpy()
+            for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
@@ -48,8 +62,9 @@ def hide_ticks(axis: plt.Axes) -> None:
 
 def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = "") -> None:
     """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
-    axis.imshow(shares, vmin=0, vmax=1, cmap="Blues")
-    axis.set_facecolor("0.9")  # of NaN
+    axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
+    axis.set_facecolor(EMPTY)  # of NaN
+    axis.grid(False)
     for (row, column), value in np.ndenumerate(shares):
         colour = "white" if value > 0.6 else "black"
         axis.text(column, row, unknown if np.isnan(value) else f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
@@ -58,9 +73,57 @@ def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknow
     axis.set_yticks(np.arange(len(names)), names)
 
 
+def kind(place: int) -> dict[str, Any]:
+    """Colour and marker of one of many: a pair of its own for each of 72."""
+    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]}
+
+
+def heated(image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None) -> np.ndarray:
+    """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
+    large = np.ma.masked_invalid(F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy())
+    grey = GREY * image.mean(axis=2, keepdims=True) / 255
+    colours = plt.get_cmap(HEAT)(plt.Normalize(*limits or (None, None))(large))[..., :3]
+    return grey + OPACITY * ~np.ma.getmaskarray(large)[..., None] * (colours - grey)
+
+
+def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
+    """The colour bar of `heated`, below the axes."""
+    bar = figure.colorbar(plt.cm.ScalarMappable(cmap=HEAT), ax=axes, location="bottom", aspect=40, pad=0.01, shrink=0.4)
+    bar.set_ticks([0, 1], labels=[least, "highest"])
+    bar.set_label(meaning)
+
+
+def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None) -> None:
+    """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
+    other, with lines to their points. To be called when all else is drawn."""
+    texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO,
+                           arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4})
+             for name, point in zip(names, points, strict=True)]
+    axis.figure.canvas.figure.draw_without_rendering()
+    sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
+    starts = axis.transData.transform(points)
+    if gap is not None:  # to the right, where there is room
+        fits = starts[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
+        starts[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
+    for text, start, place in zip(texts, starts, apart(starts, sizes), strict=True):
+        text.set_position(tuple(axis.transData.inverted().transform(place)))
+        text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
+        text.set_in_layout(False)  # which would move the axis under the labels
+
+
+def apart(centres: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another."""
+    centres, done = centres.copy(), np.zeros(len(centres), bool)
+    for place in centres[:, 1].argsort(kind="stable"):
+        while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
+            centres[place, 1] += 1
+        done[place] = True
+    return centres
+
+
 def save(figure: plt.Figure, path: Path) -> Path:
-    """Write the figure as PNG by `atomic_write`, and close it."""
+    """Write the figure by `atomic_write`, in the format of the path's suffix, and close it."""
     with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+        figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight")
     plt.close(figure)
     return path

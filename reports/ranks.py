@@ -5,12 +5,13 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
 from demo_sdtps.reports.analysis import rank_lists, ranked
-from demo_sdtps.reports.figures import HIT, MISS, QUERY, hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.reports.palette import MATCH, TEXT, WRONG
 
 BEST = 10
 
@@ -32,27 +33,33 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
     chosen = data.query[shown]
-    nearest = rank_lists(data, analysis.nearest_samples(*ranked(cfg, features, data), shown, BEST))
+    distances, query, gallery = ranked(cfg, features, data)
+    nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
+    first = analysis.score_queries(lambda part: distances(shown[part]), analysis.Labels(*(own[shown] for own in query)),
+                                   gallery).first_match.tolist()
     columns = 1 + min(BEST, len(data.gallery))
     width, height = room(cfg, 1.8)
-    size = (0.2 + width) * columns, (0.2 + len(MODALITIES) * height) * len(chosen)
-    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
-    for row, query in enumerate(chosen.tolist()):
-        _cell(cfg, axes[row, 0], data, query, QUERY, "query")
-        for column, (index, distance, is_match) in enumerate(nearest[row], start=1):
-            _cell(cfg, axes[row, column], data, index, HIT if is_match else MISS, f"{column}: d = {distance:.3g}")
-        for axis in axes[row, 1 + len(nearest[row]):]:  # the gallery is shorter than the list
-            hide_ticks(axis)
-    figure.tight_layout(pad=0.4)
+    size = (0.2 + width) * columns, (0.2 + len(cfg.MODEL.MODALITIES) * height) * len(chosen)
+    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False, layout="constrained")
+    for row, query, found, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
+        late = f"\nfirst hit at rank {rank}" if rank > len(found) else ""
+        draw_list(cfg, row, data, query, f"query{late}", found)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
-                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}", y=1, va="bottom")
+    figure.suptitle(f"queries and their best ten, ✓ match, ✗ another identity; "
+                    f"{', '.join(cfg.MODEL.MODALITIES)} from top to bottom\nreturn pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}")
     return save(figure, path)
 
 
-def _cell(cfg: CfgNode, axis: plt.Axes, data: TestData, index: int, colour: str, title: str) -> None:
-    sample = data.samples[index]
-    hide_ticks(axis)
-    axis.imshow(np.concatenate(images(cfg, sample)))
-    axis.set_title(f"{title}\n{label(cfg, sample)}", fontsize=7)
-    axis.spines[:].set(visible=True, color=colour, linewidth=3)
+def draw_list(cfg: CfgNode, axes: np.ndarray, data: TestData, query: int, title: str,
+              nearest: Sequence[tuple[int, float, bool]]) -> None:
+    """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
+    cells = [(query, title, TEXT)] + [
+        (index, f"{place} {'✓' if is_match else '✗'} d = {distance:.3g}", MATCH if is_match else WRONG)
+        for place, (index, distance, is_match) in enumerate(nearest, start=1)]
+    for axis in axes:  # of which a short gallery leaves some empty
+        hide_ticks(axis)
+    for axis, (index, text, colour) in zip(axes, cells, strict=False):
+        sample = data.samples[index]
+        axis.imshow(np.concatenate(images(cfg, sample)))
+        axis.set_title(f"{text}\n{label(cfg, sample)}", fontsize=7)
+        axis.spines[:].set(visible=True, color=colour, linewidth=3)

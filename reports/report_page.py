@@ -1,6 +1,7 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
 import base64
 import io
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
@@ -18,6 +20,7 @@ from demo_sdtps.evaluation.tables import (
     PATTERN_NAMES,
     Record,
     distance_name,
+    evaluated,
     missing_rows,
     options,
     reid_caption,
@@ -25,32 +28,39 @@ from demo_sdtps.evaluation.tables import (
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import NEAREST, Analysis, analysed_case, camera_rows, known
 from demo_sdtps.reports.figures import images
-from demo_sdtps.reports.tokens import DROPPED, OPACITY, description, kept_patches
+from demo_sdtps.reports.palette import AS_DATA
+from demo_sdtps.reports.tokens import description, patch_grids
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.output import CONFIG
 
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
-SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "curves": "Training curves", "cameras": "Cameras",
-            "identities": "Identities", "distances": "Distances", "features": "Features", "worst": "Worst queries",
+SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "comparison": "Comparison",
+            "curves": "Training curves", "cameras": "Cameras", "distances": "Distances", "identities": "Identities",
+            "features": "Features", "worst": "Worst queries",
             "ranks": "Rank lists", "settings": "Configuration"}
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
 
 
 def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
-               untrained: Record | None, cross_modal: CrossModal, thumbnails: int) -> Path:
+               untrained: Record | None, cross_modal: CrossModal, thumbnails: int,
+               others: Mapping[str, list[dict[str, Any]]] | None = None) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`. Raises `UserError` for an
-    image that cannot be read."""
+    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`, `others` are the records of
+    further runs by OUTPUT_DIR. Raises `UserError` for an image that cannot be read, and a further run without its
+    configuration."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
+    runs = {cfg.OUTPUT_DIR: records, **(others or {})}
     wanted = shown_samples(data, found)
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
-        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "records": records,
+        "modalities": cfg.MODEL.MODALITIES, "stacked": stacked(cfg), "kept": kept, "palette": AS_DATA,
+        "runs": [{"name": name, "records": own} for name, own in runs.items()],
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, found, {index: place for place, index in enumerate(wanted)})}
@@ -58,7 +68,10 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
                             lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data), sections=SECTIONS,
+        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data),
+        runs={name: evaluated(own)[-1]["patterns"] for name, own in runs.items()},
+        differing=differing(list(runs)) if others else {},
+        sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
         missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
@@ -71,6 +84,13 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
+
+
+def differing(runs: Sequence[str]) -> dict[str, list[object]]:
+    """The keys in which the configurations of runs differ, with the value of each."""
+    first, *others = (flat(load_cfg(Path(run) / CONFIG)) for run in runs)
+    return {key: [value, *(own[key] for own in others)] for key, value in first.items()
+            if key != "OUTPUT_DIR" and any(own[key] != value for own in others)}
 
 
 def source(name: str) -> str:
@@ -141,11 +161,13 @@ def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, A
     bits: dict[str, list[str]] = {}
     said = ""
     for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        masks = kept_patches(cfg, model, samples[start:start + size])
-        said = said or description(cfg, model, masks)
-        for name, by_modality in masks.items():
-            stack = np.stack([by_modality[modality].numpy() > 0 for modality in MODALITIES], axis=1)
+        grids = patch_grids(cfg, model, samples[start:start + size])
+        said = said or description(cfg, model, grids)
+        for name, by_modality in grids.items():
+            nothing = np.zeros((len(samples[start:start + size]), *model.backbone.grid_size), bool)  # of a missing modality
+            stack = np.stack([by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing
+                              for modality in cfg.MODEL.MODALITIES], axis=1)
             packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
             bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
     rows, columns = model.backbone.grid_size
-    return {"rows": rows, "columns": columns, "colour": [*DROPPED, OPACITY], "bits": bits, "description": said}
+    return {"rows": rows, "columns": columns, "bits": bits, "description": said}

@@ -1,15 +1,18 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from string import ascii_letters
 from typing import Any, NamedTuple
 
+from matplotlib.lines import Line2D
 from scipy import stats
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from demo_sdtps.reports.figures import np, plt, save
+from demo_sdtps.reports.figures import kind, name_points, np, plt, save
+from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
 from demo_sdtps.runtime.files import read_json
 
 COMPLETE = next(iter(CASES))
@@ -36,6 +39,10 @@ def read_result(path: Path) -> dict[str, Any]:
     if not isinstance(result, dict) or not {"variants", "patterns", "seeds", "title"} <= result.keys():
         raise UserError(f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json.")
     return result
+
+
+CostPoint = tuple[float, float, float, str]
+"""A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
 
 
 class Difference(NamedTuple):
@@ -131,20 +138,20 @@ def _missing_table(result: dict[str, Any], pattern: int) -> str:
 
 
 def _cross_modal_table(result: dict[str, Any]) -> str:
-    groups = {"a common modality": (True, "all", "shared", "pairs"), "none": (False, "all", "pairs")}
-    values = {f"{how}, {group}": [(is_common, how)] for group, (is_common, *ways) in groups.items() for how in ways}
+    groups = {"a common modality": ("all", "shared", "pairs"), "none": ("all", "pairs")}
+    cells = {f"{how}, {group}": (how, group == "a common modality") for group, ways in groups.items() for how in ways}
     rows = []
     for variant in result["variants"]:
-        found = [map_of_cells(variant, *cells) for (cells,) in values.values()]
-        first = [map_of_cells(result["variants"][0], *cells) for (cells,) in values.values()]
+        found = [map_of_cells(variant, *which) for which in cells.values()]
+        first = [map_of_cells(result["variants"][0], *which) for which in cells.values()]
         differences = [_difference(own, {} if variant is result["variants"][0] else other)[0]
                        for own, other in zip(found, first, strict=True)]
         rows.append([variant["name"], *(f"{_spread(own.values())}, {difference}".removesuffix(", ")
                                         for own, difference in zip(found, differences, strict=True))])
-    return _table(["variant", *values], rows)
+    return _table(["variant", *cells], rows)
 
 
-def map_of_cells(variant: dict[str, Any], is_common: bool, how: str) -> dict[str, float]:
+def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:
     """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
     return {seed: 100 * float(np.mean([value for own, row in matrices["mAP"].items() for other, value in row.items()
                                        if own != other and bool(set(own) & set(other)) is is_common]))
@@ -249,65 +256,75 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
     """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
     variants, patterns = result["variants"], result["patterns"]
     size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
-    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False,
+                                layout="constrained")
     for axis, pattern in zip(axes[0], patterns, strict=True):
         for row, variant in enumerate(variants):
             values = list(final_metric(variant, pattern, "mAP").values())
-            axis.scatter(values, np.full(len(values), row), s=16, alpha=0.5, color="C0")
+            axis.scatter(values, np.full(len(values), row), s=16, alpha=0.7, color=PATTERNS[pattern])
             if values:
-                axis.errorbar(np.mean(values), row, xerr=_deviation(values), color="black", marker="|", markersize=16,
+                axis.errorbar(np.mean(values), row, xerr=_deviation(values), color=TEXT, marker="|", markersize=16,
                               capsize=3)
                 if row == 0:
-                    axis.axvline(np.mean(values), color="gray", linestyle=":", linewidth=1)
+                    axis.axvline(np.mean(values), color=PLAIN, linestyle=":", linewidth=1)
         axis.set(xlabel="mAP (%): runs, mean ± standard deviation", title=f"return pattern {PATTERN_NAMES[pattern]}")
     axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
     axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
-    _save(figure, result, path)
+    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    save(figure, path)
 
 
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against GMACs: mean ± standard deviation of every variant that has both."""
-    pattern = result["patterns"][-1]
-    figure, axis = plt.subplots(figsize=(9, 5))
-    for index, variant in enumerate(result["variants"]):
-        values = list(final_metric(variant, pattern, "mAP").values())
-        if values and "gmacs" in variant:
-            axis.errorbar(variant["gmacs"], np.mean(values), yerr=_deviation(values), capsize=3, fmt="osD^v<>P"[index // 10],
-                          color=f"C{index % 10}", label=variant["name"])
-    axis.set(xlabel="GMACs of one triplet", ylabel=f"mAP (%), return pattern {PATTERN_NAMES[pattern]}", xlim=(0, None))
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, result, path)
+    _draw_against(result, {"gmacs": "GMACs of one triplet"}, {"gmacs": 1.0}, path)
 
 
 def draw_curves(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against operations and times over those of the first variant."""
-    first, pattern = result["variants"][0], result["patterns"][-1]
+    first = result["variants"][0]
     names = {"gmacs": "operations"} | {what: f"time of {what}" for what in TIMES}
-    figure, axes = plt.subplots(1, len(names), figsize=(4.6 * len(names), 4.4), sharey=True)
-    for axis, (what, label) in zip(axes, names.items(), strict=True):
-        families: dict[str, list[tuple[float, float, float]]] = {}
-        for variant in result["variants"]:
-            values = list(final_metric(variant, pattern, "mAP").values())
-            if values:
-                point = (variant[what] / first[what], float(np.mean(values)), _deviation(values) or 0.0)
-                families.setdefault(variant["name"].partition(",")[0], []).append(point)
-        for family, points in families.items():
-            place, mean, deviation = zip(*sorted(points), strict=True)
-            axis.errorbar(place, mean, yerr=deviation, marker="o", capsize=3, label=family)
-        axis.set(xlabel=f"{label} over those of {first['name']}", xlim=(0, None))
-    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[pattern]}")
-    axes[0].legend(fontsize=8, loc="lower right")
-    _save(figure, result, path)
+    _draw_against(result, {what: f"{name} over those of {first['name']}" for what, name in names.items()}, first, path)
+
+
+def _draw_against(result: dict[str, Any], names: dict[str, str], units: Mapping[str, float], path: Path) -> None:
+    """A panel for each cost of `names`, with a curve for the variants whose names agree up to the first comma; what their names
+    say behind it is a letter beside the point."""
+    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 4.5, 5), sharey=True, squeeze=False,
+                                layout="constrained")
+    names_of = zip(*(variant["name"].partition(", ") for variant in result["variants"]), strict=True)
+    families, _, settings = map(dict.fromkeys, names_of)
+    letters = dict(zip(filter(None, settings), ascii_letters, strict=False))
+    for axis, (what, name) in zip(axes[0], names.items(), strict=True):
+        for family, points in _families(result, what, units).items():
+            cost, mean, deviation, _ = zip(*points, strict=True)
+            axis.errorbar(cost, mean, yerr=deviation, capsize=3, elinewidth=0.8, label=family,
+                          **kind(list(families).index(family)))
+        axis.set(xlabel=name, xlim=(0, 1.05 * axis.get_xlim()[1]))
+    axes[0, 0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
+    handles, labels = axes[0, -1].get_legend_handles_labels()
+    axes[0, -1].legend([*handles, *(Line2D([], [], linestyle="") for _ in letters)],
+                       [*labels, *(f"{letter}: {setting}" for setting, letter in letters.items())],
+                       fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    for axis, what in zip(axes[0], names, strict=True):
+        named = [(*place, letters.get(setting, family)) for family, points in _families(result, what, units).items()
+                 for *place, _, setting in points]
+        if named:
+            name_points(axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8)
+    save(figure, path)
+
+
+def _families(result: dict[str, Any], what: str, units: Mapping[str, float]) -> dict[str, list[CostPoint]]:
+    """The finished variants that have the cost `what`, by the beginnings of their names, ascending."""
+    families: dict[str, list[CostPoint]] = {}
+    for variant in result["variants"]:
+        values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
+        if values and what in variant:
+            family, _, setting = variant["name"].partition(", ")
+            point = variant[what] / units[what], float(np.mean(values)), _deviation(values) or 0.0, setting
+            families.setdefault(family, []).append(point)
+    return {family: sorted(points) for family, points in families.items()}
 
 
 def _deviation(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-def _save(figure: plt.Figure, result: dict[str, Any], path: Path) -> None:
-    for axis in figure.axes:
-        axis.grid(alpha=0.3)
-    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
-    figure.tight_layout()
-    save(figure, path)

@@ -18,12 +18,14 @@ LOCK = ".demo_sdtps.lock"
 logger = logging.getLogger(__name__)
 
 
-def check_output_file(path: Path, suffix: str, overwrite: bool = False) -> Path:
-    """`path`. Raises `UserError` where no file with this suffix can be written, and where one exists that `overwrite` does not
-    allow to replace; its folder need not exist yet."""
+def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool = False) -> Path:
+    """`path`. Raises `UserError` where no file with this suffix, or one of these, can be written, and where one exists that
+    `overwrite` does not allow to replace; its folder need not exist yet."""
+    suffixes = (suffix,) if isinstance(suffix, str) else suffix
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.suffix != suffix or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"The output {path} must be a file ending in {suffix} in a folder that can be written; choose another.")
+    if path.suffix not in suffixes or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"The output {path} must be a file ending in {' or '.join(suffixes)} in a folder that can be written; "
+                        "choose another.")
     if path.exists() and not overwrite:
         raise UserError(f"The output {path} already exists; choose another, or pass --overwrite to replace it.")
     return path

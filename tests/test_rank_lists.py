@@ -30,8 +30,9 @@ def drawn(command, monkeypatch, tiny_root, tmp_path):
         code, _, stderr = command(draw_ranks.main, *own)
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
-        assert query.startswith("query\nid ") and (tmp_path / "ranks.png").stat().st_size > 0
-        cells = [re.fullmatch(r"(\d+): d = (\S+)\nid \d+, camera \d", cell).groups() for cell in gallery]
+        assert re.fullmatch(r"query(\nfirst hit at rank \d\d)?\nid \d+, camera \d", query)
+        assert (tmp_path / "ranks.png").stat().st_size > 0
+        cells = [re.fullmatch(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d", cell).groups() for cell in gallery]
         assert [int(place) for place, _ in cells] == list(range(1, 11))
         cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root, "TEST.WEIGHT", weights)[2:], *(w for w in words if w[:2] != "--")])
         return figures[-1].get_suptitle(), [float(distance) for _, distance in cells], cfg
@@ -119,4 +120,7 @@ def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
                          "--queries", "1")
     assert command(draw_ranks.main, *words)[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
-    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() == f"query\n{title}"
+    best, worst = (first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2))  # whatever is rounded
+    late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
+    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {f"query{said}\n{title}" for said in late}
+    assert max(first_hits(*ranked)) > 10  # so that one is said

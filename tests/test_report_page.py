@@ -20,7 +20,7 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoint import save_checkpoint
-from demo_sdtps.reports.tokens import kept_patches
+from demo_sdtps.reports.tokens import patch_grids
 from demo_sdtps.tools import analyse, report
 
 pytestmark = pytest.mark.slow
@@ -151,12 +151,12 @@ def test_the_page_in_a_browser(page, made):
     model, splits = load_model_and_data(cfg)
     samples = {os.path.basename(sample.paths[0]): sample for sample in splits["query"]}
     query = "document.querySelector('#rank-list .query')"
-    masks = kept_patches(cfg, model, [samples[page.run(f"return {query}.title")]])
-    for name, by_modality in masks.items():
+    grids = patch_grids(cfg, model, [samples[page.run(f"return {query}.title")]])
+    for name, by_modality in grids.items():
         page.choose("#kept", name)
         alpha = page.run(f"const canvas = {query}.querySelector('canvas'); return [...canvas.getContext('2d')"
                          ".getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)")
-        kept = torch.cat([by_modality[modality][0] for modality in MODALITIES], dim=1)
+        kept = torch.cat([by_modality[modality][0, 0] for modality in MODALITIES], dim=1)
         assert [value == 0 for value in alpha] == (kept > 0).flatten().tolist() and 0 < kept.sum() < kept.numel()
 
 
@@ -171,6 +171,47 @@ def test_the_filters_of_the_rank_lists(page, made):
     page.choose("#by-identity", str(identity))
     page.choose("#by-camera", str(camera))
     assert page.shown() == [row for row in failures if row[1:3] == (identity, camera)]
+
+
+def test_a_click_enlarges_a_triplet(page):
+    box = "const { width, height } = document.querySelector('%s').getBoundingClientRect(); return [width, height]"
+    page.choose("#kept", "stage 1")
+    for width in (1400, 400):
+        page.show(width, "light")
+        small, ratio = page.run(box % "#rank-list .near .triplet"), page.run("return DATA.modalities.length / 2")
+        page.click("#rank-list .near .triplet")
+        large = page.run(box % "#large[open] .triplet")
+        assert large[0] > 2 * small[0] and large[0] < width and large[1] < 900
+        assert large[0] / large[1] == pytest.approx(ratio, rel=0.1)
+        assert page.texts("#large figcaption") == page.texts("#rank-list .near figcaption")[:1]
+        page.click("#large")
+        assert page.run("return document.querySelectorAll('#large[open]').length") == 0
+
+
+def test_runs_are_compared(driver, made, tmp_path, command):
+    """Beside each other, with differences to the first, and with the keys in which they differ."""
+    file, _, cfg = made
+    other = make_run(tmp_path / "other", cfg.DATASETS.ROOT_DIR, "SOLVER.SEED", "7")
+    better = {"mAP": 0.625, "Rank-1": 0.25, "Rank-5": 0.75, "Rank-10": 1.0}
+    last = EPOCH | {"epoch": 2, "patterns": EPOCH["patterns"] | {"1": better}}
+    (other / "metrics.json").write_text(json.dumps([EPOCH, last]))
+    words = ["--run", file.parent, "--run", other, *BOUNDS]
+    assert call([*words, "--html", tmp_path / "x.html"], report.main) == 0
+    page = Page(driver, tmp_path / "x.html")
+    cells = ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    rows = "return [...document.querySelectorAll('[data-pattern]:not([hidden])[data-name=compared] tr')]"
+    page.click("[name=compared][value='1'] + span")
+    assert page.run(rows + cells) == [
+        ["run", "mAP", "Rank-1", "Rank-5", "Rank-10", "Δ mAP", "Δ Rank-1"],
+        [str(file.parent), "50.0", "50.0", "50.0", "50.0", "", ""],
+        [str(other), "62.5", "25.0", "75.0", "100.0", "+12.5", "-25.0"]]
+    keys = page.run(f"return [...document.querySelectorAll('.tall [data-name=compared] tbody tr')]{cells}")
+    assert keys == [["MODEL.SIE_CAMERA", "False", "True"], ["MODEL.SLIM_BLOCKS", "[1]", "[]"],
+                    ["MODEL.SLIM_KEEP", "[0.5]", "[]"], ["SOLVER.SEED", "1111", "7"]]
+    assert page.run("return document.getElementById('compared-map').data.map((one) => one.y)") == [[50, 50, 50], [50, 62.5]]
+    assert page.texts("#compared-map .legendtext") == [str(file.parent), str(other)] and page.errors() == []
+    code, _, stderr = command(report.main, *words)
+    assert code == 2 and "add --html" in stderr
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -44,3 +44,20 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
     assert [row[-2] for row in rows] == [f"{100 * point['mAP']:.1f}" for point in (dense, *points)]
     with Image.open(tmp_path / "curve.png") as image:
         assert min(image.size) > 300
+
+
+def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
+    """First, once, and with the numbers of its evaluation; what is left out of the weights is said once."""
+    slim = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised")
+    words = [*cli_args_for(tiny_root, config=BASELINE), *slim]
+    words += ["--weight", weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))]
+    code, stdout, _ = command(slim_curve.main, *words, "--scores", "self_supervised", "random", "--blocks", "1", "--keep",
+                              "0.5", "--output", tmp_path / "curve.svg", "--json", tmp_path / "curve.json")
+    assert code == 0
+    points = json.loads((tmp_path / "curve.json").read_text())["points"]
+    assert [(point["score"], point["own"]) for point in points] == [("", False), ("self_supervised", True), ("random", False)]
+    assert [line.split()[0] for line in stdout.splitlines() if line.endswith(slim_curve.OWN)] == ["self_supervised"]
+    assert sum("is left out" in message for message in caplog.messages) == 1
+    assert command(test_net.main, *words, "--json", tmp_path / "found.json")[0] == 0
+    assert scores_of(tmp_path / "found.json")["3"]["mAP"] == points[1]["mAP"]
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")

@@ -9,7 +9,17 @@ if __name__ in ("__main__", "__mp_main__"):
 import argparse
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import WEIGHT, add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import (
+    PICTURE,
+    WEIGHT,
+    add_output,
+    add_return_pattern,
+    config_parser,
+    parse,
+    positive_int,
+    print_lines,
+    run,
+)
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
@@ -22,7 +32,7 @@ def main() -> None:
         checkpoint=WEIGHT)
     add_return_pattern(parser, "features that are analysed")
     add_output(parser, "--json", ".json", help="write the numbers to this file")
-    add_output(parser, "--output", ".png", help="draw them into this file")
+    add_output(parser, "--output", *PICTURE, help="draw them into this file")
     add_limits(parser, "the file")
     arguments, cfg = parse(parser)
     if not (arguments.json or arguments.output):
@@ -46,7 +56,7 @@ def main() -> None:
         write_json(arguments.json, {"caption": caption, **as_json(cfg, data, found)})
     if arguments.output:
         about = f"but for the first plot: return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
-        draw_analysis(found, data, f"{caption}\n{about}", arguments.output)
+        draw_analysis(cfg, found, data, f"{caption}\n{about}", arguments.output)
     print_lines(caption, *missing_table(found.records).splitlines(), *filter(None, (arguments.json, arguments.output)))
 
 

@@ -8,13 +8,13 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 
-from demo_sdtps.config.cli import add_output, check_outputs, print_lines, read_arguments, run
+from demo_sdtps.config.cli import PICTURE, add_output, check_outputs, print_lines, read_arguments, run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    add_output(parser, "--output", ".png", help="default: DIR/curves.png")
+    add_output(parser, "--output", *PICTURE, help="default: DIR/curves.png")
     arguments = read_arguments(parser)
     from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 

@@ -6,7 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config import load_cfg, with_values
+from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
@@ -16,9 +16,10 @@ from demo_sdtps.tools.analyse import add_limits
 def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
-                           "a page instead of the images, with rank lists to filter (docs/report.md).",
+                           "a page instead of the images, with rank lists to filter, and compares it with further --run there "
+                           "(docs/report.md).",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR",
-                                                     "demo_sdtps.reports.curves:run_config"))
+                                                     "demo_sdtps.reports.curves:run_config", several=True))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
     add_limits(parser, "the page")
     parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
@@ -37,6 +38,9 @@ def main() -> None:
     from demo_sdtps.reports.tokens import draw_tokens
     from demo_sdtps.training.output import CONFIG, LAST
 
+    others = {run: evaluated_run(Path(run)) for run in (vars(arguments)["OUTPUT_DIR"] or [])[1:]}
+    if others and not arguments.html:
+        raise UserError("Several --run are compared on a page; add --html X.html, or give one --run.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
@@ -60,7 +64,7 @@ def main() -> None:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
         drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, matrices,
-                                    arguments.thumbnails)}
+                                    arguments.thumbnails, others)}
     else:
         drawn = {"training curves": draw_curves(records, curves),
                  "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}

@@ -8,7 +8,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, run
+from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parse, run
 
 DEFAULT_SCORES = ("saliency", "distinctness", "random")
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--keep", nargs="+", type=share, metavar="SHARE", help="share of the patches that each block of a "
                         "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, 0.6 and 0.45, 0.4 "
                         "and 0.5)")
-    add_output(parser, "--output", ".png", help="draw the curve into this file")
+    add_output(parser, "--output", *PICTURE, help="draw the curve into this file")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     from demo_sdtps.reports.slim_curve import evaluate_settings

@@ -35,6 +35,9 @@ function nameOf(index) {
 // A figure of a sample with lines of text below it.
 function figure(index, className, ...lines) {
   const triplet = element("div", "triplet");
+  triplet.tabIndex = 0;
+  triplet.role = "button";
+  triplet.ariaLabel = `Enlarge ${nameOf(index)}`;
   if (index < DATA.thumbnails.length) {
     const image = element("img", "");
     image.src = `data:image/jpeg;base64,${DATA.thumbnails[index]}`;
@@ -57,7 +60,7 @@ function figure(index, className, ...lines) {
 
 // Covers the patches that are dropped: a canvas of one pixel per patch, which is stretched over the images.
 function drawKept(canvas) {
-  const { rows, columns, colour: cover, bits } = DATA.kept;
+  const { rows, columns, bits } = DATA.kept;
   const chosen = byId("kept").value;
   canvas.hidden = !chosen;
   if (!chosen) return;
@@ -65,7 +68,7 @@ function drawKept(canvas) {
   [canvas.width, canvas.height] = DATA.stacked ? [columns, many * rows] : [many * columns, rows];
   const packed = atob(bits[chosen][canvas.dataset.sample]);
   const context = canvas.getContext("2d");
-  context.fillStyle = `rgba(${cover.join(",")})`;
+  context.fillStyle = `rgba(${DATA.palette.dropped.join(",")})`;
   for (let place = 0; place < many * rows * columns; place++) {
     if ((packed.charCodeAt(place >> 3) >> (7 - (place & 7))) & 1) continue;
     const modality = Math.floor(place / (rows * columns));
@@ -84,8 +87,27 @@ shape.addEventListener("load", () => {
 });
 shape.src = `data:image/jpeg;base64,${DATA.thumbnails[0]}`;
 
-for (const input of document.getElementsByName("pattern")) {
+for (const input of document.querySelectorAll("[name=pattern], [name=compared]")) {
   input.addEventListener("change", () => {
-    for (const table of document.querySelectorAll(".missing")) table.hidden = table.dataset.pattern !== input.value;
+    for (const table of document.querySelectorAll(`.missing[data-name=${input.name}]`)) {
+      table.hidden = table.dataset.pattern !== input.value;
+    }
   });
 }
+
+// A click on a triplet, or Enter, shows it as large as the window allows; another closes it.
+const large = byId("large");
+
+function enlarge(event) {
+  const triplet = event.target.closest(".triplet");
+  if (!triplet || large.contains(triplet) || (event.key && event.key !== "Enter")) return;
+  const copy = triplet.parentElement.cloneNode(true);
+  copy.querySelectorAll("canvas").forEach(drawKept);
+  copy.querySelector(".triplet").removeAttribute("tabindex");
+  large.replaceChildren(copy);
+  large.showModal();
+}
+
+large.addEventListener("click", () => large.close());
+document.addEventListener("click", enlarge);
+document.addEventListener("keydown", enlarge);

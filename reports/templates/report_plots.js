@@ -1,5 +1,8 @@
 // Plots in the colours of the page.
-const PALETTE = ["#3f7ee8", "#e8853f", "#2fa866", "#c45bd0", "#d64550", "#12a5b0", "#a08a1c", "#8a74e0"];
+const PALETTE = DATA.palette;
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross"];
+// Colour and symbol of one of many, a pair of its own for each of 36.
+const kind = (place) => ({ color: PALETTE.series[place % 6], symbol: SYMBOLS[(place + Math.floor(place / 6)) % 6] });
 const CONFIG = { responsive: true, displayModeBar: false };
 // A finger that is drawn over a plot scrolls the page.
 const DRAG = matchMedia("(pointer: coarse)").matches ? false : "zoom";
@@ -26,32 +29,47 @@ function plot(id, build) {
   redraws.push(draw);
 }
 
-const trained = DATA.records.filter((record) => "loss" in record);
-const tested = DATA.records.filter((record) => "patterns" in record);
+const withLoss = ({ records }) => records.filter((record) => "loss" in record);
+const evaluated = ({ records }) => records.filter((record) => "patterns" in record);
+const trained = withLoss(DATA.runs[0]);
+const tested = evaluated(DATA.runs[0]);
 const epochs = (records) => records.map((record) => record.epoch);
 
 plot("training", () => [[
-  { x: epochs(trained), y: trained.map((record) => record.loss), name: "loss", line: { color: colour("accent") },
+  { x: epochs(trained), y: trained.map((record) => record.loss), name: "loss", line: { color: colour("text") },
     hovertemplate: "%{y:.3f}" },
   { x: epochs(trained), y: trained.map((record) => 100 * record.accuracy), name: "accuracy", yaxis: "y2",
-    line: { color: PALETTE[1] }, hovertemplate: "%{y:.1f} %" },
+    line: { color: PALETTE.plain, dash: "dash" }, hovertemplate: "%{y:.1f} %" },
 ], layout("epoch", "loss", {
-  showlegend: false, hovermode: "x unified", yaxis: coloured("loss", colour("accent")),
-  yaxis2: { ...coloured("accuracy, %", PALETTE[1]), overlaying: "y", side: "right", range: [0, 100], dtick: 20, showgrid: false,
+  showlegend: false, hovermode: "x unified", yaxis: axis("loss"),
+  yaxis2: { ...coloured("accuracy, %", PALETTE.plain), overlaying: "y", side: "right", range: [0, 100], dtick: 20, showgrid: false,
     tickmode: "linear" },
 })]);
 
 plot("testing", () => [["mAP", "Rank-1"].flatMap((measure) => DATA.patterns.map((name, pattern) => ({
   x: epochs(tested), y: tested.map((record) => 100 * record.patterns[pattern + 1][measure]), name, legendgroup: pattern,
-  showlegend: measure === "mAP", line: { color: PALETTE[pattern], dash: measure === "mAP" ? "solid" : "dot" },
+  showlegend: measure === "mAP", line: { color: PALETTE.patterns[pattern], dash: measure === "mAP" ? "solid" : "dot" },
   hovertemplate: `${measure} %{y:.1f} %`,
 }))), layout("epoch", "%", {
   hovermode: "x unified", yaxis: axis("%", { range: [0, 100] }),
 })]);
 
+if (DATA.runs.length > 1) {
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // Plotly reads tags in names
+  const curves = (recordsOf, value, title) => [DATA.runs.map((run, place) => ({
+    x: epochs(recordsOf(run)), y: recordsOf(run).map(value), name: plain(run.name), mode: "lines+markers", hovertemplate: "%{y:.1f}",
+    marker: { size: 8, ...kind(place) }, line: { color: kind(place).color },
+  })), layout("epoch", title, { hovermode: "x unified" })];
+  const pattern = () => document.querySelector("[name=compared]:checked").value;
+  plot("compared-loss", () => curves(withLoss, (record) => record.loss, "loss"));
+  plot("compared-map", () => curves(evaluated, (record) => 100 * record.patterns[pattern()].mAP, "mAP, %"));
+  const redraw = redraws[redraws.length - 1];
+  for (const input of document.getElementsByName("compared")) input.addEventListener("change", redraw);
+}
+
 plot("identity-plot", () => [[{
   type: "bar", x: DATA.identities.map((one) => `${one.identity}`), y: DATA.identities.map((one) => 100 * one.mAP),
-  customdata: DATA.identities.map((one) => one.queries), marker: { color: colour("accent") },
+  customdata: DATA.identities.map((one) => one.queries), marker: { color: PALETTE.plain },
   hovertemplate: "id %{x}: %{y:.1f} %, %{customdata} queries<extra></extra>",
 }], layout("identity", "mAP, %", { xaxis: axis("identity", { type: "category", nticks: Math.floor(byId("identity-plot").clientWidth / 24) }), yaxis: axis("mAP, %", { range: [0, 100] }) })]);
 
@@ -62,7 +80,7 @@ plot("distance-plot", () => {
     const total = counts.reduce((sum, count) => sum + count, 0);
     return {
       type: "bar", x: centres, y: counts.map((count) => (100 * count) / Math.max(1, total)), opacity: 0.6,
-      name: `${total.toLocaleString("en")} ${name}`, marker: { color: colour(name === "positives" ? "hit" : "miss") },
+      name: `${total.toLocaleString("en")} ${name}`, marker: { color: name === "positives" ? PALETTE.match : PALETTE.wrong },
       customdata: counts, hovertemplate: "%{customdata:,} at about %{x:.3f}",
     };
   }), layout("distance", "share, %", { barmode: "overlay", bargap: 0 })];
@@ -86,10 +104,10 @@ function scatterTraces() {
   const values = [...new Set(samples.map((sample) => sample[by]))].sort((a, b) => a - b);
   const traces = by === "camera"
     ? values.map((camera, place) => trace(everything.filter((one) => samples[one].camera === camera),
-      { name: `camera ${camera}`, marker: { size: 7, color: PALETTE[place % PALETTE.length] } }))
+      { name: `camera ${camera}`, marker: { size: 7, ...kind(place) } }))
     : [trace(everything, { showlegend: false, marker: { size: 7,
-      // Neighbouring identities far apart on the colour circle.
-      color: samples.map((sample) => `hsl(${(values.indexOf(sample.identity) * 137.5) % 360} 65% 52%)`) } })];
+      color: samples.map((sample) => kind(values.indexOf(sample.identity)).color),
+      symbol: samples.map((sample) => kind(values.indexOf(sample.identity)).symbol) } })];
   const same = everything.filter((one) => point >= 0 && samples[one].identity === samples[point].identity);
   return [...traces, trace(same, { showlegend: false, hoverinfo: "skip", hovertemplate: null,
     marker: { size: same.map((one) => (one === point ? 18 : 13)), color: "rgba(0,0,0,0)", line: { width: 2, color: colour("text") } } })];

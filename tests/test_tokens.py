@@ -1,0 +1,69 @@
+"""The picture of kept tokens: its rows, its scores, and what it draws once."""
+import torch
+from commands import CONFIG, cli_args_for, weights_file
+
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.reports.figures import spread
+from demo_sdtps.reports.tokens import panels, patch_grids, shown_samples
+
+SLIM = ("MODEL.SLIM_BLOCKS", "[0,2]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.SLIM_SCORE", "distinctness")
+
+
+def samples_of(folder, lights):
+    return [Sample((str(folder / "test" / "RGB" / f"{place:06}_cam1_{light}_00.jpg"),), place, 0)
+            for place, light in enumerate(lights)]
+
+
+def nights(samples):
+    return [int(sample.paths[0].split("_")[-2]) for sample in samples]
+
+
+def test_half_of_the_rows_are_by_day(tmp_path):
+    mostly = samples_of(tmp_path, [1] * 20 + [0] * 5)
+    assert shown_samples(mostly, 8) == [mostly[place] for place in spread(25, 8)]  # another data set
+    (tmp_path / MARKER).touch()
+    for count, dark in ((8, 4), (7, 3), (1, 0)):
+        chosen = shown_samples(mostly, count)
+        assert len(set(chosen)) == count and sum(nights(chosen)) == dark
+        assert chosen == sorted(chosen, key=lambda sample: sample.identity)
+
+
+def grids_of(root, tmp_path, *more):
+    words = cli_args_for(root, *SLIM, *more)[2:]
+    cfg = load_cfg(CONFIG, [*words, "TEST.WEIGHT", str(weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words)))])
+    model, splits = load_model_and_data(cfg, ("query",))
+    samples = splits["query"][:3]
+    return cfg, samples, patch_grids(cfg, model, samples)
+
+
+def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
+    _, samples, grids = grids_of(tiny_root, tmp_path)
+    assert list(grids) == ["stage 1", "stage 2", "SDTPS"]
+    reached = torch.ones(len(samples), 32, dtype=torch.bool)
+    for by_modality in grids.values():
+        for grid in by_modality.values():
+            kept, score = grid.flatten(2).unbind(dim=1)
+            assert torch.equal(~score.isnan(), reached)
+            for mask, own in zip(kept.bool(), score, strict=True):
+                left = own[~mask & ~own.isnan()]
+                assert own[mask].min() >= left.max()
+        reached = kept.bool() if by_modality is not grids["SDTPS"] else reached
+    assert [int(grid["NI"][0, 0].sum()) for grid in grids.values()] == [16, 8, 4]
+
+
+def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
+    for words, shared in (((), True), (("MODEL.SLIM_SHARED", "False"), False)):
+        cfg, samples, grids = grids_of(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
+        titles = list(panels(cfg, samples[0], grids, 0))
+        assert [title for title in titles if title in MODALITIES] == list(MODALITIES)
+        drawn = [title for title in titles if "stage 1" in title]
+        assert len(drawn) == (2 if shared else 2 * len(MODALITIES)) and ("shared" in drawn[0]) == shared
+
+
+def test_a_missing_modality_keeps_nothing(tiny_root, tmp_path):
+    cfg, samples, grids = grids_of(tiny_root, tmp_path, "TEST.MISS", "nt")
+    assert [list(by_modality) for by_modality in grids.values()] == [["RGB"]] * 3
+    assert not [title for title in panels(cfg, samples[0], grids, 0) if title.endswith((", NI", ", TI", "shared"))]
