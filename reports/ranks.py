@@ -45,8 +45,9 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
         late = f"\nfirst hit at rank {rank}" if rank > len(found) else ""
         draw_list(cfg, row, data, query, f"query{late}", found)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    figure.suptitle(f"queries and their best ten, ✓ match, ✗ another identity; "
-                    f"{', '.join(cfg.MODEL.MODALITIES)} from top to bottom\nreturn pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}")
+    order = ", ".join(cfg.MODEL.MODALITIES)
+    figure.suptitle(f"queries and their best ten, ✓ match, ✗ another identity; {order} from top to bottom\n"
+                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}")
     return save(figure, path)
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from demo_sdtps import test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.reports.slim_curve import settings
+from demo_sdtps.reports.slim_curve import OWN, settings
 from demo_sdtps.tools import slim_curve
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
     assert code == 0
     points = json.loads((tmp_path / "curve.json").read_text())["points"]
     assert [(point["score"], point["own"]) for point in points] == [("", False), ("self_supervised", True), ("random", False)]
-    assert [line.split()[0] for line in stdout.splitlines() if line.endswith(slim_curve.OWN)] == ["self_supervised"]
+    assert [line.split()[0] for line in stdout.splitlines() if line.endswith(OWN)] == ["self_supervised"]
     assert sum("is left out" in message for message in caplog.messages) == 1
     assert command(test_net.main, *words, "--json", tmp_path / "found.json")[0] == 0
     assert scores_of(tmp_path / "found.json")["3"]["mAP"] == points[1]["mAP"]
