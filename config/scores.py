@@ -18,10 +18,8 @@ class ScoreEntry(NamedTuple):
 _HERE = "demo_sdtps.modeling.scores"
 SCORES = {
     "distinctness": ScoreEntry(f"{_HERE}.cues:Distinctness"),
-    "border": ScoreEntry(f"{_HERE}.cues:Border"),
     "saliency": ScoreEntry(f"{_HERE}.saliency:Saliency"),
     "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore"),
-    "position": ScoreEntry(f"{_HERE}.maps:Position"),
     "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
     "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
     "random": ScoreEntry(f"{_HERE}.cues:Random"),

@@ -20,7 +20,7 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.modeling.scores import maps
 from demo_sdtps.modeling.scores.base import Context
-from demo_sdtps.modeling.scores.maps import Position
+from demo_sdtps.modeling.scores.maps import MeanMask
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
@@ -233,19 +233,20 @@ def test_random_is_the_same_in_every_evaluation_and_another_in_training():
     assert all(not torch.equal(first[name], second[name]) for name in MODALITIES)
 
 
-def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
+def test_the_mean_mask_is_the_running_mean_of_its_places(monkeypatch):
     """Places that come in some batches only, and one without evidence at first."""
     monkeypatch.setattr(maps, "MOMENTUM", least := 0.05)
-    score = Position(8, (3, 2)).train()
+    score = MeanMask(8, (3, 2)).train()
     expected, batches, draws = [0.0] * 6, [0] * 6, generator()
     for step in range(int(1.5 / least)):
         tokens = {name: torch.randn(2, 3, 8, generator=draws) for name in MODALITIES}
         chosen = torch.tensor([0, 1, 2, 3, 4] if step % 3 else [0, 1, 5])
         order = torch.rand(3, 2, len(chosen), generator=draws).argsort(dim=-1)[..., :3]
         places = dict(zip(MODALITIES, chosen[order].sort(dim=-1).values, strict=True))
-        score.scores(Context(tokens, {}, (3, 2), positions=places))
+        shares = {name: torch.rand(2, 3, generator=draws) for name in MODALITIES}
+        score.scores(Context(tokens, {}, (3, 2), positions=places, foreground=shares))
         for place in range(6):
-            seen = [distinctness(tokens[name][row].double())[patch] for name in MODALITIES for row in range(2)
+            seen = [shares[name][row, patch].double() for name in MODALITIES for row in range(2)
                     for patch in range(3) if places[name][row, patch] == place]
             if seen:
                 batches[place] += 1
@@ -256,7 +257,7 @@ def test_a_position_map_is_the_running_mean_of_its_places(monkeypatch):
     before = score.map.clone()
     found = score.eval().scores(Context(tokens, {}, (3, 2), positions=places))
     assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
-    fresh = Position(8, (3, 2))
+    fresh = MeanMask(8, (3, 2))
     fresh.load_state_dict(score.state_dict())
     assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
 

@@ -1,50 +1,41 @@
-"""Scores from running means over the training images at each place of the grid."""
-from abc import abstractmethod
-
+"""The mean mask, the same for every image: a control of the studies."""
 import torch
 import torch.distributed as dist
 
 from demo_sdtps.modeling.scores.base import Context, Score
-from demo_sdtps.modeling.scores.cues import distinctness
 from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.runtime.collectives import sum_of_all
 
 MOMENTUM = 0.01  # least share of a batch in the map
 
 
-class RunningMap(Score):
-    """A running mean over the training images of some evidence at each place of the grid, the same for all modalities.
+class MeanMask(Score):
+    """A running mean of the training images' masks at each place of the grid, the same for all modalities.
 
     The mean over the batches so far, and after 1 / MOMENTUM batches an exponential one; of the batches of all processes.
     """
 
     map: torch.Tensor  # (N,) float32
-    updates: torch.Tensor  # (N,): batches that had evidence of the place
+    updates: torch.Tensor  # (N,): batches that had the place
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__(width, grid, **settings)
         self.register_buffer("map", torch.zeros(grid[0] * grid[1]))
         self.register_buffer("updates", torch.zeros(grid[0] * grid[1]))
 
-    @abstractmethod
-    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
-        """tokens (B, N, C) of `context.modality` → (B, N); None where there is none."""
-
     def scores(self, context: Context) -> ByModality:
-        if self.training:
+        if self.training and context.foreground:
             self.update(context)
         return super().scores(context)
 
     @torch.no_grad()
     def update(self, context: Context) -> None:
-        """Move the map of the positions that the batch has towards their mean evidence."""
+        """Move the map of the positions that the batch has towards their mean in the masks."""
         total, count = torch.zeros_like(self.map), torch.zeros_like(self.updates)
-        for modality, tokens in context.tokens.items():
-            seen = self.evidence(tokens, context.of(modality))
-            if seen is not None:
-                positions = context.positions_of(modality).flatten()
-                total.index_add_(0, positions, seen.flatten().to(total.dtype))
-                count.index_add_(0, positions, torch.ones_like(positions, dtype=count.dtype))
+        for modality in context.tokens:
+            positions = context.positions_of(modality).flatten()
+            total.index_add_(0, positions, context.foreground[modality].flatten().to(total.dtype))
+            count.index_add_(0, positions, torch.ones_like(positions, dtype=count.dtype))
         if dist.is_initialized():
             total, count = sum_of_all(total), sum_of_all(count)
         self.updates += count > 0
@@ -53,21 +44,3 @@ class RunningMap(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.map[context.positions_of(context.modality)]
-
-
-class Position(RunningMap):
-    """The mean distinctness of each place: where the training images have what stands out."""
-
-    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return distinctness(tokens)
-
-
-class MeanMask(RunningMap):
-    """The mean of the training images' masks, the same for every image: a control of the studies."""
-
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
-        super().__init__(width, grid, **settings)
-        self.register_buffer("of_masks", torch.ones(()))  # so that a checkpoint of another map does not fit
-
-    def evidence(self, tokens: torch.Tensor, context: Context) -> torch.Tensor | None:
-        return context.foreground[context.modality] if context.foreground else None

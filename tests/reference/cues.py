@@ -13,18 +13,6 @@ def mean_attention(attention):
     return [sum(head[place] for head in attention) / len(attention) for place in range(attention.shape[1])]
 
 
-def border(patches, grid, places=None):
-    """Scores of one image's patches (n, C), which stand at `places` of the grid, by the cosines with those at its border."""
-    rows, columns = grid
-    units = [patch / (patch @ patch) ** 0.5 for patch in patches]
-    weights = []
-    for place in range(rows * columns) if places is None else places:
-        row, column = divmod(int(place), columns)
-        weights.append(1.0 if row in (0, rows - 1) or column in (0, columns - 1) else 0.01)
-    return [1 - sum(weight * (unit @ other) for weight, other in zip(weights, units, strict=True)) / sum(weights)
-            for unit in units]
-
-
 def saliency(image, grid, size, stride):
     """Scores of all patches of one image (3, H, W): Dijkstra's shortest ways over the grid, from the border on."""
     rows, columns = grid
