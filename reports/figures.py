@@ -101,24 +101,29 @@ def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: f
              for name, point in zip(names, points, strict=True)]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
-    starts = axis.transData.transform(points)
-    if gap is not None:  # to the right, where there is room
+    fixed = starts = axis.transData.transform(points)
+    if gap is not None:  # to the right, where there is room, and above the curve through the points
         fits = starts[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
-        starts[:, 0] += np.where(fits, 1, -1) * (gap + sizes[:, 0] / 2)
-    for text, start, place in zip(texts, starts, apart(starts, sizes), strict=True):
+        starts = starts + np.stack([np.where(fits, 1, -1) * (gap + sizes[:, 0]) / 2, np.full(len(sizes), gap)], axis=1)
+    else:
+        fixed = fixed[:0]
+    for text, start, place in zip(texts, starts, apart(starts, sizes, fixed), strict=True):
         text.set_position(tuple(axis.transData.inverted().transform(place)))
         text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
         text.set_in_layout(False)  # which would move the axis under the labels
 
 
-def apart(centres: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another."""
-    centres, done = centres.copy(), np.zeros(len(centres), bool)
-    for place in centres[:, 1].argsort(kind="stable"):
+def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray, side: float = 10.0) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of `side` at
+    `fixed` (m, 2)."""
+    order = len(fixed) + centres[:, 1].argsort(kind="stable")
+    centres, sizes = np.concatenate([fixed, centres]), np.concatenate([np.full_like(fixed, side), sizes])
+    done = np.arange(len(centres)) < len(fixed)
+    for place in order:
         while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
             centres[place, 1] += 1
         done[place] = True
-    return centres
+    return centres[len(fixed):]
 
 
 def save(figure: plt.Figure, path: Path) -> Path:

@@ -140,5 +140,5 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
     first = next((point.score for point in others if not point.own), "")  # whose settings the others share
     named = [point for point in others if point.own or point.score == first]
     name_points(axes, np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
-                [f"{point.keep} kept after blocks {point.blocks}" for point in named], gap=14)
+                [f"{point.keep} after {point.blocks}" for point in named], gap=12)
     return save(figure, path)

@@ -79,10 +79,12 @@ def test_labels_do_not_cover_each_other(tmp_path):
     draws = numpy_generator(2)
     centres, sizes = draws.uniform(0, 200, (60, 2)), draws.uniform(8, 30, (60, 2))
     centres[10] = centres[11]
-    moved = apart(centres, sizes)
+    fixed = draws.uniform(0, 200, (20, 2))
+    moved = apart(centres, sizes, fixed)
     assert np.array_equal(moved[:, 0], centres[:, 0]) and (moved[:, 1] >= centres[:, 1]).all()
     for one, other in combinations(range(60), 2):
         assert (abs(moved[one] - moved[other]) >= (sizes[one] + sizes[other]) / 2).any()
+    assert all((abs(place - mark) >= (size + 10) / 2).any() for place, size in zip(moved, sizes, strict=True) for mark in fixed)
     # On a figure, in every format.
     for suffix, magic in zip(PICTURE, (b"\x89PNG", b"%PDF", b"<?xml"), strict=True):
         figure, axis = plt.subplots(layout="constrained")
