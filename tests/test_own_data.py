@@ -1,19 +1,23 @@
 """Own data without code: DATASETS.NAMES Folder and CSV, with images that are absent, and models of fewer modalities."""
 import csv
+import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from layouts import pixels, save
 from numeric import assert_close, seeded
-from tiny import ENCODER, MODEL, PIFE, random_images, tiny_cfg, tiny_model
+from tiny import ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
+from demo_sdtps import test_net, train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
+from demo_sdtps.tools import search
 
 SIZE = (16, 32)
 MARKET = ("DATASETS.FOLDERS", "[train=bounding_box_train, gallery=bounding_box_test, RGB=.]", "DATASETS.PATTERN",
@@ -197,3 +201,27 @@ def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
     (sum(losses) + (0 if output.auxiliary is None else output.auxiliary.sum())).backward()
     idle = [name for name, parameter in one.named_parameters() if parameter.grad is None]
     assert [name for name in idle if not name.endswith("bottleneck.bias")] == []
+
+
+# From zero
+
+@pytest.mark.parametrize("name", ["folders", "a table"])
+def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
+    """As docs/own_data.md has them, on triplets that lack images, with a small model."""
+    monkeypatch.chdir(tmp_path)
+    found = write_incomplete(tmp_path / "my_data", junk=False)
+    if name == "a table":
+        write_table(tmp_path / "my_data" / "persons.csv", found)
+    text = (ROOT / "docs" / "own_data.md").read_text()
+    commands = [shlex.split(line)[1:] for line in text.split("```bash\n")[1].split("```")[0].splitlines()]
+    tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "tools/search.py": search.main}
+    assert [script for script, *_ in commands] == list(tools)
+    for script, *words in commands:
+        given = [*TINY, "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "SOLVER.MAX_EPOCHS", "1", *PATTERN] \
+            if script == "train_net.py" else []
+        given += ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", "my_data/persons.csv"] \
+            if name == "a table" and script == "train_net.py" else []
+        code, stdout, stderr = command(tools[script], *words, *given)
+        assert code == 0, stderr
+    assert (tmp_path / "hits.html").stat().st_size > 10_000
+    assert json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1]["patterns"]["3"]["mAP"] > 0
