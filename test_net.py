@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parsed_in_group, print_lines, run
+from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parsed_in_group, print_lines, run
 from demo_sdtps.runtime.files import write_json
 
 
@@ -20,7 +20,7 @@ def main() -> None:
                         help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
                              "Rank-1 (equivalent to the key TEST.CROSS_MODAL)")
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    add_output(parser, "--output", ".png", help="draw the matrices of --cross_modal into this file")
+    add_output(parser, "--output", *PICTURE, help="draw the matrices of --cross_modal into this file")
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
