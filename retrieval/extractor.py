@@ -23,7 +23,7 @@ from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.tables import PATTERN_NAMES, evaluated, read_records, reid_table
+from demo_sdtps.evaluation.tables import MEASURES, PATTERN_NAMES, evaluated, read_records, reid_table
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.checkpoint import Checkpoint, load_weights, read_checkpoint, stored_config
@@ -47,9 +47,10 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     """An `Extractor` from a checkpoint, on the GPU if there is one.
 
     `weight` is a file of train_net.py or of DeMo, the folder of a run (last.pth is read) or of `Extractor.save_pretrained`, the
-    .safetensors file in it, or owner/name for a repository of the Hugging Face hub, where there is no such folder. `opts` are KEY VALUE pairs that override the checkpoint's configuration, such as "MODEL.DEVICE", "cpu" or "TEST.AMP",
-    "auto"; `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for a file that is missing,
-    cannot be read, or does not fit.
+    .safetensors file in it, or, where no such folder is here, owner/name of a repository of the Hugging Face hub. `opts` are
+    KEY VALUE pairs that override the checkpoint's configuration, such as "MODEL.DEVICE", "cpu" or "TEST.AMP", "auto";
+    `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for weights that are missing, cannot
+    be read, or do not fit.
     """
     return make_extractor(load_cfg(config_file or stored_config(weight), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
 
@@ -175,7 +176,8 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         default = flat(get_cfg())
         settings = [f"{name}: {value}" for name, value in flat(self.cfg).items()
                     if name not in UNSHARED and value != default[name]]
-        metrics = self.origin.get("metrics")
+        metrics = {pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
+                   for pattern, row in self.origin.get("metrics", {}).items()}
         about = self.origin | {"model": repr(self).rpartition(", on ")[0], "settings": "\n".join(settings),
                                "metrics": metrics and reid_table(metrics)}
         return super().generate_model_card(*args, **about | kwargs)

@@ -67,8 +67,8 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
 
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
     with quiet():
-        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False,
-                                    input_names=input_names(extractor.model), output_names=OUTPUTS, custom_translation_table=OPERATORS)
+        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False, output_names=OUTPUTS,
+                                    input_names=input_names(extractor.model), custom_translation_table=OPERATORS)
     assert program is not None
     cameras = extractor.cameras
     program.model.metadata_props.update({
@@ -127,9 +127,9 @@ def convert_onnx(path: Path, precision: str) -> None:
         quantize_dynamic(path, path)
 
 
-def compare_onnx(cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], sizes: Sequence[int], data: TestData) -> list[str]:
-    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, milliseconds per triplet, and size, by session. A
-    camera that the model does not know is any other one."""
+def compare_onnx(cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], data: TestData) -> list[str]:
+    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, by session. A camera
+    that the model does not know is any other one."""
     output, features, seconds = f"pattern_{cfg.TEST.RETURN_PATTERN}", defaultdict(list), dict.fromkeys(sessions, 0.0)
     for images, _, camera in batches(data.loader):
         fed = {name.lower(): image.numpy() for name, image in images.items()} | {"camera": camera.clamp(max=cameras).numpy()}
@@ -140,9 +140,9 @@ def compare_onnx(cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], sizes:
             features[name].append(torch.from_numpy(session.run([output], fed)[0]))
             seconds[name] += time.perf_counter() - start
     found = {name: rank_features(cfg, torch.cat(parts), data) for name, parts in features.items()}
-    return [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}{'MiB':>9}", *(
+    return [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}", *(
         f"{name:10}{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}{1000 * seconds[name] / len(data.samples):13.2f}"
-        f"{size / 2**20:9.1f}" for (name, ranking), size in zip(found.items(), sizes, strict=True))]
+        for name, ranking in found.items())]
 
 
 def differences_of(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -175,13 +175,12 @@ def export_onnx(extractor: Extractor, path: Path, precision: str = "float32", da
                             "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
                             "onnxscript and onnxruntime.")
         if data:
-            sessions, sizes = {"float32": open_onnx(temporary)}, [temporary.stat().st_size]
+            sessions = {"float32": open_onnx(temporary)}
             convert_onnx(temporary, precision)
             sessions[precision] = open_onnx(temporary)
-            sizes.append(temporary.stat().st_size)
-            lines = compare_onnx(extractor.cfg, extractor.cameras, sessions, sizes, data)
+            lines = compare_onnx(extractor.cfg, extractor.cameras, sessions, data)
     beyond = f"images beyond {TOLERANCE}"
     size = path.stat().st_size / 2**20
     print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}", *(
         f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}" for row in rows), *lines,
-        f"Wrote {path}, {size:.1f} MiB; compared with torch on random images.")
+        f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.")
