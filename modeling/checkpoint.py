@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.modeling.weights import LOAD_ERRORS, SAFETENSORS, from_demo, is_demo, load_file, tensors_of
+from demo_sdtps.modeling.weights import LOAD_ERRORS, from_demo, is_demo, load_file, tensors_of
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
@@ -101,11 +101,8 @@ def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
 
 
 def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
-    """The file that is meant by the name of weights: a file; a folder, of a run or of `save_pretrained`, for the first of
-    IN_FOLDER; or, where there is neither, owner/name for a repository of the Hugging Face hub, which is downloaded.
-
-    Raises `UserError` where there is none.
-    """
+    """The file that is meant by the name of weights: a file, the first of IN_FOLDER in a folder, or, where there is neither, of
+    a repository owner/name of the Hugging Face hub, which is downloaded. Raises `UserError` where there is none."""
     path = Path(name)
     if not path.exists() and REPOSITORY.fullmatch(str(name)):
         try:
@@ -115,12 +112,10 @@ def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
                             f"from the Hugging Face hub ({type(error).__name__}); correct the name, check the network, or give "
                             f"a checkpoint such as {example}.") from error
     if path.is_dir():
-        found = [path / file for file in IN_FOLDER if (path / file).is_file()]
-        if not found:
-            raise UserError(f"The folder {path} has no weights ({', '.join(IN_FOLDER)}); give a checkpoint such as {example}.")
-        return found[0]
+        path = next((path / file for file in IN_FOLDER if (path / file).is_file()), path)
     if not path.is_file():
-        raise UserError(f"The weights {path} do not exist; give a checkpoint such as {example}.")
+        kinds = f" (no {', '.join(IN_FOLDER)} in this folder)" if path.is_dir() else ""
+        raise UserError(f"The weights {path} do not exist{kinds}; give a checkpoint such as {example}.")
     return path
 
 
@@ -132,9 +127,8 @@ def _load(name: str | Path, example: str = EXAMPLE, without_weights: bool = Fals
     except LOAD_ERRORS:
         raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors or as safetensors (another "
                         "format, or the file is damaged or cut short); give another file.") from None
-    if not isinstance(content, Mapping):
-        return path, {}
-    if path.suffix == SAFETENSORS:
+    content = content if isinstance(content, Mapping) else {}
+    if path.suffix == ".safetensors":
         about = read_json(path.with_name(SAVED_CONFIG)) or {}
         content = {**(about.get("origin") or {}), "config": about.get("settings"), "camera_num": about.get("camera_num", 1),
                    "model": {key.removeprefix(SAVED_PREFIX): tensor for key, tensor in content.items()}}

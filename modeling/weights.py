@@ -15,8 +15,6 @@ from demo_sdtps.runtime.errors import UserError
 
 Weights = dict[str, torch.Tensor]
 
-SAFETENSORS = ".safetensors"
-
 CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
 
 CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
@@ -57,7 +55,7 @@ def load_file(path: Path, without_weights: bool = False) -> object:
 
     Raises LOAD_ERRORS for another format or a damaged file, and `OSError` for one that may not be opened.
     """
-    if path.suffix == SAFETENSORS:
+    if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
         warnings.simplefilter("ignore")

@@ -32,7 +32,6 @@ from demo_sdtps.runtime.files import read_json
 from demo_sdtps.training.output import RECORD
 
 ADVICE = "; replace it or leave it out."
-MODEL_CARD = Path(__file__).with_name("model_card.md")
 PARTS = ("slimming", "sdtps", "hdm", "atmoe")
 FEW = 256  # triplets up to which no loading processes are started
 
@@ -68,24 +67,22 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where a model comes from, for its card: the checkpoint's ORIGIN and, where it lies beside its run's files, the commit and
     the record of the evaluation after its epoch."""
-    folder, epoch = checkpoint.path.parent, checkpoint.origin.get("epoch")
-    metrics = [record["patterns"] for record in evaluated(read_records(folder)) if record["epoch"] == epoch]
+    folder = checkpoint.path.parent
+    metrics = {record["epoch"]: record["patterns"] for record in evaluated(read_records(folder))}
     run = read_json(folder / RECORD) or {}
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
-    return {name: value for name, value in (("commit", commit), ("metrics", next(iter(metrics), None))) if value} | dict(
-        checkpoint.origin)
+    return {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch")), **checkpoint.origin}
 
 
 class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", license="mit", tags=["re-identification"],
-                model_card_template=MODEL_CARD.read_text(encoding="utf-8")):
+                model_card_template=Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")):
     """Features of triplets of images, by a trained model: `features`, or a call of it.
 
     `settings` is the configuration as YAML, the text that a checkpoint has; `origin` is what the model card says of the
-    training (modeling.checkpoint.ORIGIN). `widths` has the columns D of a feature by return
-    pattern, `cameras` is the number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights
-    and configuration (safetensors and JSON), from which `Extractor.from_pretrained` makes an equal one, as from a repository of
-    the Hugging Face hub, to which `push_to_hub` uploads it. Raises `UserError` for a configuration that is not valid or that
-    reads foreground masks.
+    training (`modeling.checkpoint.ORIGIN`). `widths` has the columns D of a feature by return pattern, `cameras` is the number
+    of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights, configuration and model card,
+    from which `load` makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads it.
+    Raises `UserError` for a configuration that is not valid or that reads foreground masks.
     """
 
     def __init__(self, settings: str = "", num_class: int = 0, camera_num: int = 0, origin: dict[str, Any] | None = None):
@@ -112,10 +109,10 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
-        modality or for an image of it, is a missing one. `return_pattern`, formerly `pattern`: 1 original, 2 enhanced, 3 both
-        (docs/method.md). `camera`
-        (one, or n) is counted from 0 as in training; None, for images of any other camera, takes the mean of the cameras'
-        embeddings. With the camera given, features are those of tools/export_features.py.
+        modality or for an image of it, is a missing one; images of modalities that the model does not read are left out.
+        `return_pattern`, formerly `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
+        from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
+        given, features are those of tools/export_features.py.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
@@ -123,17 +120,14 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         pattern = return_pattern if pattern is None else pattern
         if pattern not in RETURN_PATTERNS:
             raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
-        triplets = _triplets({"rgb": rgb, "ni": ni, "ti": ti})
+        names, given = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
+        triplets = _triplets({name.lower(): given[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
         found = np.empty((len(triplets), self.widths[pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
-            missing = frozenset(name for name in self.model.modalities if triplet[MODALITIES.index(name)] is None)
-            if len(missing) == len(self.model.modalities):
-                raise UserError(f"Triplet {number} (counted from 0) has no image of {', '.join(self.model.modalities)}, which "
-                                "the model reads; give one or leave the triplet out.")
-            by_case[missing].append(number)
+            by_case[frozenset(name for name, item in zip(names, triplet, strict=True) if item is None)].append(number)
         with mean_camera(self.model.backbone):
             for missing, numbers in by_case.items():
                 loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
@@ -147,18 +141,16 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
     def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal. Raises
         `UserError` for other shapes."""
-        shapes = [np.shape(part) for part in (a, b)]
-        if [len(shape) for shape in shapes] != [2, 2] or shapes[0][1] != shapes[1][1]:
-            raise UserError(f"The features have the shapes {shapes[0]} and {shapes[1]}, but they must be (n, D) and (m, D) of "
-                            "one return pattern; give what features(…) returns.")
+        if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
+            raise UserError(f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
+                            "give what features(…) returns, of one return pattern.")
         one, other = (torch.from_numpy(np.asarray(part, np.float32)) for part in (a, b))
         # By differences: products of matrices would give equal features distances that differ by rounding.
         return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
 
     def search(self, query: np.ndarray, gallery: np.ndarray, top: int = TOP) -> tuple[np.ndarray, np.ndarray]:
-        """The rows (n, top) int64 of `gallery`, features (m, D), that are nearest to each of `query` (n, D), nearest first and
-        equally near ones in their order, and their distances (n, top) float32; (n, m) where the gallery has fewer than `top`.
-        Raises `UserError` as `distance`."""
+        """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally near
+        ones in their order, and their distances (n, top) float32; top ≤ m. Raises `UserError` as `distance`."""
         distances = self.distance(query, gallery)
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         return rows, np.take_along_axis(distances, rows, axis=1)
@@ -177,7 +169,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         settings = [f"{name}: {value}" for name, value in flat(self.cfg).items()
                     if name not in UNSHARED and value != default[name]]
         metrics = {pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
-                   for pattern, row in self.origin.get("metrics", {}).items()}
+                   for pattern, row in (self.origin.get("metrics") or {}).items()}
         about = self.origin | {"model": repr(self).rpartition(", on ")[0], "settings": "\n".join(settings),
                                "metrics": metrics and reid_table(metrics)}
         return super().generate_model_card(*args, **about | kwargs)
@@ -194,8 +186,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        read = [tuple(triplet[MODALITIES.index(name)] for name in self.model.modalities) for triplet in triplets]
-        dataset = ImageDataset(read, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
+        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
                                decode=_decode, modalities=self.model.modalities)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
@@ -214,11 +205,11 @@ def mean_camera(backbone: Backbone) -> Iterator[None]:
 
 
 def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
-    """Items of RGB, NI and TI by triplet. Raises `UserError` where their numbers differ or a triplet has none."""
+    """Items by triplet, from those by modality. Raises `UserError` where their numbers differ or a triplet has none."""
     lists = {name: _as_list(items) for name, items in given.items() if items is not None}
     counts = {name: len(items) for name, items in lists.items()}
     if not any(counts.values()):
-        raise UserError("There is no image: rgb, ni and ti are None or empty; give at least one of them.")
+        raise UserError(f"There is no image of {', '.join(given)}, which the model reads; give at least one of them.")
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
@@ -226,8 +217,8 @@ def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
     triplets = list(zip(*(lists.get(name, [None] * count) for name in given), strict=True))
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):
-            raise UserError(f"Triplet {number} (counted from 0) has no image: rgb, ni and ti are all None; give one or leave "
-                            "the triplet out.")
+            raise UserError(f"Triplet {number} (counted from 0) has no image of {', '.join(given)}, which the model reads; "
+                            "give one or leave the triplet out.")
     return triplets
 
 

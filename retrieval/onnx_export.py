@@ -26,8 +26,7 @@ ROUNDING, TRIES = 1e-5, 8  # relative changes of images that show whether a sele
 
 
 class Patterns(nn.Module):
-    """The graph: normalised images (B, 3, H, W) of each of the model's modalities, camera (B,) → features of the return
-    patterns."""
+    """The graph: normalised images (B, 3, H, W) of each of the model's modalities, camera (B,) → features by return pattern."""
 
     def __init__(self, model: DeMo):
         super().__init__()
@@ -38,11 +37,6 @@ class Patterns(nn.Module):
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         stacked = torch.stack(images).unbind()
         return tuple(self.model.patterns(dict(zip(self.model.modalities, stacked, strict=True)), camera).values())
-
-
-def input_names(model: DeMo) -> tuple[str, ...]:
-    """Of the graph."""
-    return *(name.lower() for name in model.modalities), "camera"
 
 
 def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram:
@@ -67,8 +61,9 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
 
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
     with quiet():
-        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False, output_names=OUTPUTS,
-                                    input_names=input_names(extractor.model), custom_translation_table=OPERATORS)
+        names = [*map(str.lower, extractor.model.modalities), "camera"]
+        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False, input_names=names,
+                                    output_names=OUTPUTS, custom_translation_table=OPERATORS)
     assert program is not None
     cameras = extractor.cameras
     program.model.metadata_props.update({
@@ -91,7 +86,7 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
     session, graph, rows = open_onnx(path), Patterns(extractor.model), []
     for batch in BATCHES:
         inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
-        fed = {name: part.numpy() for name, part in zip(input_names(extractor.model), inputs, strict=True)}
+        fed = {node.name: part.numpy() for node, part in zip(session.get_inputs(), inputs, strict=True)}
         with torch.no_grad():
             expected = graph(*inputs)
         differences = differences_of([torch.from_numpy(own) for own in session.run(None, fed)], expected)
@@ -106,9 +101,8 @@ def open_onnx(path: Path) -> Any:
     """A file as a session of ONNX Runtime on the CPU."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of every float16 weight that it cannot fold
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    onnxruntime.set_default_logger_severity(3)  # it warns of every float16 weight that it cannot fold
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 def convert_onnx(path: Path, precision: str) -> None:
@@ -177,8 +171,7 @@ def export_onnx(extractor: Extractor, path: Path, precision: str = "float32", da
         if data:
             sessions = {"float32": open_onnx(temporary)}
             convert_onnx(temporary, precision)
-            sessions[precision] = open_onnx(temporary)
-            lines = compare_onnx(extractor.cfg, extractor.cameras, sessions, data)
+            lines = compare_onnx(extractor.cfg, extractor.cameras, sessions | {precision: open_onnx(temporary)}, data)
     beyond = f"images beyond {TOLERANCE}"
     size = path.stat().st_size / 2**20
     print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}", *(

@@ -77,7 +77,7 @@ def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, mon
 
 @pytest.mark.parametrize("name, said", [
     ("owner/none", ("owner/none are no file or folder", "Hugging Face hub", "check the network")),
-    ("runs/none.pth", ("runs/none.pth do not exist",)), (".", ("has no weights", "last.pth", "model.safetensors"))])
+    ("runs/none.pth", ("runs/none.pth do not exist",)), (".", ("do not exist (no last.pth", "model.safetensors in this"))])
 def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
