@@ -31,7 +31,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
-    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "reports/templates/*"]},
+    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "reports/templates/*", "retrieval/*.md"]},
     entry_points={"console_scripts": ["demo-sdtps = demo_sdtps.commands:main"]},
     install_requires=[
         "torch>=2.6",

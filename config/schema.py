@@ -215,7 +215,7 @@ KEYS = (
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
     Key("TEST.AMP", "off", "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
         "(where the hardware has it), bf16 or fp16", AMP),
-    Key("TEST.WEIGHT", "", "checkpoint to evaluate"),
+    Key("TEST.WEIGHT", "", "checkpoint to evaluate: a file, a folder of one, or owner/name on the Hugging Face hub"),
     Key("TEST.RETURN_PATTERN", 3, "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
         (1, 2, 3)),
     Key("TEST.MISS", "None", "modalities whose images are zeroed in evaluation: r, n, t, rn, rt or nt; "

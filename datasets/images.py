@@ -48,15 +48,17 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
             return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
         except Exception as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+    given = tuple(getattr(item, "shape", ()))
+    wanted = "tensors must be (3, height, width) or (height, width); image.permute(2, 0, 1) puts channels first"
     if isinstance(item, np.ndarray):
+        wanted = "arrays must be (height, width, 3) or (height, width); image.transpose(1, 2, 0) puts channels last"
         item = torch.as_tensor(item.copy())
         item = item.permute(2, 0, 1) if item.ndim == 3 else item
     if not isinstance(item, torch.Tensor):
         raise UserError(f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}")
     image = item[None] if item.ndim == 2 else item
     if image.ndim != 3 or image.shape[0] not in (1, COLOURS) or 0 in image.shape:
-        raise UserError(f"An image has the shape {tuple(item.shape)} (channels first), but it must be (3, height, width) or "
-                        f"(height, width){advice}")
+        raise UserError(f"An image has the shape {given}, but {wanted}{advice}")
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:

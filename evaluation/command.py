@@ -33,7 +33,7 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     """
     device = prepare_evaluation(cfg, EXAMPLE, several)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
-    check_trained_on(cfg, checkpoint.dataset, checkpoint.path)
+    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(model, checkpoint)
     found = read_splits(cfg, splits)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import safetensors.torch
 import timm
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -13,7 +12,7 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, RANDOM_WEIGHTS
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, load_torch, tensors_of
+from demo_sdtps.modeling.weights import LOAD_ERRORS, Weights, clip_to_timm, load_file, tensors_of
 
 HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
@@ -128,10 +127,8 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
     if not path.is_file():
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}.")
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
         return tensors_of(_load(path, archives))
-    except (*LOAD_ERRORS, safetensors.SafetensorError):
+    except LOAD_ERRORS:
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
                         ) from None
@@ -139,7 +136,7 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
 
 def _load(path: Path, archives: bool) -> object:
     try:
-        return load_torch(path)
+        return load_file(path)
     except LOAD_ERRORS:
         if not archives:
             raise

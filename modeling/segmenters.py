@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional import normalize, resize
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import FOREGROUND
-from demo_sdtps.modeling.checkpoint import read_weights_file
+from demo_sdtps.modeling.checkpoint import read_weights
 
 Segmenter = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
@@ -94,7 +94,7 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
             raise UserError(f"--weight is hub, but torchvision could not download {published.url} ({type(error).__name__}); "
                             "check the network, or give a file.") from error
     else:
-        weights, _ = read_weights_file(Path(weight), f"the file of torchvision's {published}")
+        weights = read_weights(weight, f"the file of torchvision's {published}")
     network = make()
     try:
         network.load_state_dict(weights)

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 from demo_sdtps.modeling.fusion_weights import FUSION, stack_fusion, unstack_fusion
@@ -44,15 +45,18 @@ PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
 
 LOAD_ERRORS = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError,
-               struct.error, pickle.UnpicklingError, zipfile.BadZipFile)
-"""What `load_torch` raises for damaged files and other formats: unpickling random bytes fails in many ways."""
+               struct.error, pickle.UnpicklingError, zipfile.BadZipFile, safetensors.SafetensorError)
+"""What `load_file` raises for damaged files and other formats: unpickling random bytes fails in many ways."""
 
 
-def load_torch(path: Path, without_weights: bool = False) -> object:
-    """Content of a file of torch.save: plain tensors, which stay on disk `without_weights`, numbers and texts; no code runs.
+def load_file(path: Path, without_weights: bool = False) -> object:
+    """Content of a .safetensors file, or of one of torch.save: plain tensors, which stay on disk `without_weights`, numbers and
+    texts; no code runs.
 
     Raises LOAD_ERRORS for another format or a damaged file, and `OSError` for one that may not be opened.
     """
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path)
     with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
         warnings.simplefilter("ignore")
         # Files from before torch 1.6 are no archives and cannot be mapped.

@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import verify
+from demo_sdtps.modeling.checkpoint import weights_file
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
@@ -103,7 +104,7 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
     used = {key: value for key, value in keys.items() if key not in UNUSED}
     # As it is read again: JSON has no tuples.
-    return json.loads(json.dumps({"checkpoint_sha256": sha256(cfg.TEST.WEIGHT), "return_pattern": pattern,
+    return json.loads(json.dumps({"checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)), "return_pattern": pattern,
                                   "configuration": used}))
 
 

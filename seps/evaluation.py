@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.command import prepare_evaluation
-from demo_sdtps.modeling.checkpoint import fill_model, read_weights_file
+from demo_sdtps.modeling.checkpoint import fill_model, read_weights
 from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
 from demo_sdtps.runtime.distributed import (
     all_gather_parts,
@@ -90,13 +90,12 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
     processes; with `several` as `prepare_evaluation`.
     """
     device = prepare_evaluation(cfg, EXAMPLE, several)
-    path = Path(cfg.TEST.WEIGHT)
-    weights, _ = read_weights_file(path, EXAMPLE)
+    weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     check_equal(split, "images and captions")
     tokenizer = load_tokenizer(cfg)
     model, _ = make_seps(cfg, pretrained=False)
-    fill_model(model, weights, path)
+    fill_model(model, weights, cfg.TEST.WEIGHT)
     return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
 
 

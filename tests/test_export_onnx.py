@@ -1,17 +1,21 @@
 """The model as an exported program of torch and as ONNX, for any batch."""
+import re
 from ast import literal_eval
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import CONFIG, ROOT, SHOWN, cameras_of, checkpoint_file, cli_args_for, near, scores_of
 from numeric import assert_close
 from PIL import Image
 from tiny import MODEL, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
+from demo_sdtps import test_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.retrieval import onnx_export
 from demo_sdtps.retrieval.extractor import mean_camera
@@ -82,3 +86,44 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
     with torch.no_grad():
         expected = graph(*inputs, cameras)
     assert onnx_export.undecided(graph, (*inputs, cameras), expected).tolist() == [False, True, False]
+
+
+def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
+    """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
+    the model in float16, whose inputs and outputs are float32."""
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False)[2:]))
+    assert command(export_onnx.main, "--weight", weights, "--output", tmp_path / "model.onnx")[0] == 0
+    (lines,) = (block for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
+                if "onnxruntime.InferenceSession" in block)
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    paths = {"rgb": "a.jpg", "ni": "b.png", "ti": "c.png"}
+    for precision, size, change in (("float32", (16, 32), 0), ("float32", (70, 50), 1e-4), ("float16", (16, 32), 1e-4)):
+        for name, path in paths.items():
+            Image.open(files[name][0]).resize(size, Image.Resampling.BICUBIC).save(path)
+        onnx_export.convert_onnx(Path("model.onnx"), precision)
+        exec(lines, found := {})
+        expected = reid.features(**paths)
+        assert found["features"].dtype == np.float32 and found["features"].shape == expected.shape
+        if not change:
+            assert_close(found["features"], expected, *MODEL, *MODEL)
+        others = reid.features(**{name: given[1:] for name, given in files.items()})
+        assert reid.distance(found["features"], expected).max() <= change * reid.distance(others, expected).min() + 1e-12
+
+
+def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root, command, tmp_path):
+    """Of a model that reads RGB alone, whose graph has no other input. Equal distances may change places."""
+    opts = ("MODEL.MODALITIES", "[RGB]", "MODEL.USE_SDTPS", False)
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:]))
+    words = ("--weight", weights, "--output", tmp_path / "m.onnx", "--precision", "int8")
+    code, stdout, stderr = command(export_onnx.main, *words)
+    assert code == 0, stderr
+    header, *rows = [line.split() for line in stdout.splitlines()[4:7]]
+    assert header == ["precision", "mAP", "Rank-1", "ms/triplet"] and [row[0] for row in rows] == ["float32", "int8"]
+    command(test_net.main, "--weight", weights, "--json", tmp_path / "m.json", "--overwrite")
+    assert {"3": {"mAP": float(rows[0][1]) / 100, "Rank-1": float(rows[0][2]) / 100}} == near(
+        {"3": {name: scores_of(tmp_path / "m.json")["3"][name] for name in ("mAP", "Rank-1")}}, printed=0.0005)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    assert [part.name for part in session.get_inputs()] == ["rgb", "camera"]
+    assert "MatMulInteger" in str(onnx.load(tmp_path / "m.onnx").graph)
+

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from commands import KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
-from numeric import assert_close
+from numeric import assert_close, seeded
 from PIL import Image
 from tiny import MODEL
 
@@ -100,18 +100,36 @@ def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_p
     assert_same(found, reid.features(**files))
 
 
-def test_a_saved_model_gives_the_same_features_without_the_paths_of_its_training(reid, files, tiny_root, tmp_path):
-    reid.save_pretrained(tmp_path / "hub")
-    assert {path.name for path in (tmp_path / "hub").iterdir()} >= {"config.json", "model.safetensors"}
-    assert str(tiny_root) not in (tmp_path / "hub" / "config.json").read_text()
-    again = demo_sdtps.Extractor.from_pretrained(tmp_path / "hub")
-    assert np.array_equal(again.features(**files), reid.features(**files))
+def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
+    random = np.random.default_rng(seeded())
+    gallery = random.normal(size=(20, 7)).astype(np.float32)
+    gallery[[3, 11, 17]] = gallery[5]  # ties, which are in their order
+    query = np.concatenate([random.normal(size=(3, 7)).astype(np.float32), gallery[5:6]])
+    expected = np.array([[sum((float(x) - float(y)) ** 2 for x, y in zip(one, other, strict=True)) for other in gallery]
+                         for one in query])
+    assert_close(reid.distance(query, gallery), expected, 7, 4)
+    order = [sorted(range(20), key=lambda row: (line[row], row)) for line in expected]
+    for top in (1, 4, 10, 30):
+        rows, distances = reid.search(query, gallery, top)
+        assert rows.tolist() == [line[:top] for line in order] and distances.dtype == np.float32
+        assert np.array_equal(distances, np.take_along_axis(reid.distance(query, gallery), rows, axis=1))
+    assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
+    with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
+        reid.search(query, gallery[:, 1:])
+
+
+def test_it_prints_in_three_lines(reid):
+    lines = repr(reid).splitlines()
+    assert len(lines) == 3 and lines[0].endswith(" with sdtps, hdm, atmoe") and lines[2] == "  4 cameras, on cpu"
+    assert lines[1].startswith("  RGB, NI, TI of 32 × 16 pixels") and f"{reid.widths[3]} (3 both)" in lines[1]
 
 
 BAD = {
     "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
     "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{SHOWN} of rgb", "2 of ti", "as many"]),
     "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
+    "channels first": (lambda files: {"rgb": np.zeros((3, 32, 16))}, ["(3, 32, 16)", "transpose(1, 2, 0)"]),
+    "channels last": (lambda files: {"rgb": torch.zeros(32, 16, 3)}, ["(32, 16, 3)", "permute(2, 0, 1)"]),
     "not a number": (lambda files: {"rgb": np.full((32, 16, 3), np.nan)}, ["nan", "0 to 1"]),
     "unknown camera": (lambda files: files | {"camera": 4}, ["camera is 4", "0 to 3"]),
 }

@@ -31,10 +31,9 @@ def main() -> None:
     from demo_sdtps.modeling.checkpoint import read_checkpoint, save_whole
     from demo_sdtps.modeling.weights import backbone_of, to_demo, unknown_names
 
-    output = arguments.output
-    if output.exists() and output.samefile(arguments.input):
+    output, found = arguments.output, read_checkpoint(arguments.input)
+    if output.exists() and output.samefile(found.path):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
-    found = read_checkpoint(arguments.input)
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)
         save_whole(weights, output)

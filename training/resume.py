@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.modeling.weights import LOAD_ERRORS, load_torch
+from demo_sdtps.modeling.weights import LOAD_ERRORS, load_file
 from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
 
 RESUMABLE_KEYS = (
@@ -123,7 +123,7 @@ def _read(path: Path) -> Mapping:
             damaged = archive.testzip()  # torch itself does not check the checksums
         if damaged:
             raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
-        state = load_torch(path)
+        state = load_file(path)
     except PermissionError:
         raise
     except (OSError, *LOAD_ERRORS):
