@@ -5,7 +5,6 @@ The rank of a match is the number of gallery samples that are as near or nearer,
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,6 @@ import torch
 from demo_sdtps.config import UserError
 
 CHUNK_ELEMENTS = 1 << 25  # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
-PIECE = 8 * 8 * 255
-"""Distances of a query that are counted at a time, so that they stay in the processor's cache; a multiple of 8 · 255."""
-BLOCK = 1 << 18  # distances of some queries that are compared at a time, for the same reason
-MANY = 4  # one distance in so many: fewer that are as near as the farthest match are sorted
-FEW = 32  # matches of a query up to which comparing each with every distance is faster than sorting the distances
 
 DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
 """Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
@@ -226,58 +220,16 @@ def counts_within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray,
     of each query (q,); limits query by query, ascending within each."""
     bounds = np.append(0, matches.cumsum())
     within = np.zeros(len(limits), np.int64)
-    rows = max(1, BLOCK // max(1, distance.shape[1]))
 
-    def count(starts: range) -> None:
-        space = np.empty((FEW, PIECE), bool)
-        for start in starts:
-            block, own = distance[start:start + rows], bounds[start:start + rows + 1]
-            for column in range(0, block.shape[1], BLOCK):
-                _add_block(block[:, column:column + BLOCK], limits, own, within, space)
+    def count(queries: range) -> None:
+        for query in queries:
+            own = limits[bounds[query]:bounds[query + 1]]
+            if len(own):
+                near = distance[query][distance[query] <= own[-1]]  # few where features are good, so that sorting is cheap
+                near.sort()
+                within[bounds[query]:bounds[query + 1]] = near.searchsorted(own, "right")
 
-    # One task per thread: starting a task costs as much as a block.
-    starts = range(0, len(distance), rows)
-    size = max(1, -(-len(starts) // torch.get_num_threads()))
-    list(pool.map(count, (starts[first:first + size] for first in range(0, len(starts), size))))
+    # One task per thread: starting a task costs as much as a query.
+    size = max(1, -(-len(distance) // torch.get_num_threads()))
+    list(pool.map(count, (range(len(distance))[start:start + size] for start in range(0, len(distance), size))))
     return within
-
-
-def _add_block(distance: np.ndarray, limits: np.ndarray, bounds: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:
-    """Add to `total` the number of distances (q, n) not above each limit; those of query i are limits[bounds[i]:bounds[i + 1]].
-
-    The distances of all queries are compared together: threads wait for each other between operations of NumPy, not in them.
-    """
-    if bounds[0] == bounds[-1]:
-        return
-    near = distance <= limits[bounds[1:] - 1, None]  # of a query without a match, with any limit
-    own = pairwise(bounds.tolist())
-    if MANY * np.count_nonzero(near) < near.size:
-        places = np.flatnonzero(near)
-        candidates = distance.reshape(-1).take(places)
-        cuts = pairwise(places.searchsorted(np.arange(len(distance) + 1) * distance.shape[1]).tolist())
-        for (first, last), (start, end) in zip(own, cuts, strict=True):
-            nearest = candidates[start:end]
-            nearest.sort()
-            total[first:last] += nearest.searchsorted(limits[first:last], "right")
-    else:
-        for row, (first, last) in zip(distance, own, strict=True):
-            if first < last:
-                _add_counts(row, limits[first:last], total[first:last], space)
-
-
-def _add_counts(distance: np.ndarray, limits: np.ndarray, total: np.ndarray, space: np.ndarray) -> None:
-    """Add to `total` (m,) the number of distances (n,) not above each of the ascending limits (m,), m > 0."""
-    for start in range(0, len(distance), PIECE):
-        piece = distance[start:start + PIECE]
-        near = piece <= limits[-1]
-        if len(limits) > FEW or MANY * np.count_nonzero(near) < len(piece):
-            candidates = piece.take(near.nonzero()[0])
-            candidates.sort()
-            total += candidates.searchsorted(limits, "right")
-        else:
-            within = space[:len(limits)]
-            np.less_equal(piece, limits[:, None], out=within[:, :len(piece)])
-            within[:, len(piece):] = False
-            # Eight bytes of 0 or 1 are added at a time as one integer; no byte overflows in 255 additions.
-            lanes = within.view(np.uint64).reshape(len(limits), -1, 255).sum(2)
-            total += lanes.view(np.uint8).sum(1, dtype=np.int64)

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from yacs.config import CfgNode
 
-from demo_sdtps.runtime.collectives import gather, sum_of_all, synchronise
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 
@@ -123,20 +123,34 @@ def wrap_ddp(model: nn.Module) -> nn.Module:
     """
     if world_size() == 1:
         return model
-    synchronise(model)
+    for module in model.modules():
+        if type(module) is nn.BatchNorm1d:
+            module.__class__ = SyncBatchNorm1d  # its state dict stays the same
     # A static graph allows parameters without a gradient, such as SDTPS's score MLP where no token is dropped. Without
     # device_ids, arguments on the CPU, such as the lengths of captions, stay there.
     return DistributedDataParallel(model, static_graph=True)
 
 
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        dist.all_gather(parts, own)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return all_reduce(gradient).chunk(world_size())[rank()]
+
+
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
-    return gather(tensor) if world_size() > 1 else tensor
+    return _Gather.apply(tensor.contiguous()) if world_size() > 1 else tensor
 
 
 def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of the tensors of all processes, which have one shape."""
-    return sum_of_all(tensor) if world_size() > 1 else tensor
+    """The sum of the tensors of all processes, which have one shape, with gradients to all of them."""
+    return dist.nn.functional.all_reduce(tensor) if world_size() > 1 else tensor
 
 
 def all_gather_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -192,3 +206,30 @@ def any_rank(*flags: bool) -> list[bool]:
     tensor = torch.tensor(flags, dtype=torch.uint8)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.bool().tolist()
+
+
+class SyncBatchNorm1d(nn.BatchNorm1d):
+    """BatchNorm of features (B, D) with mean and variance, and their gradients, over all processes' batches; torch's own needs
+    GPUs."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
+    momentum: float
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(B, D) → (B, D)."""
+        if not self.training:
+            return super().forward(features)
+        with torch.autocast(features.device.type, enabled=False):
+            given, features = features.dtype, features.float()
+            count = len(features) * dist.get_world_size()
+            mean = all_reduce(features.sum(dim=0)) / count
+            # Not from sums of squares, which lose the variance of features far from zero.
+            variance = all_reduce((features - mean).square().sum(dim=0)) / count
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            normed = (features - mean) * (variance + self.eps).rsqrt()
+            return (normed * self.weight + self.bias).to(given)

@@ -1,7 +1,7 @@
 """The command of a training: start or resume the run of a configuration in OUTPUT_DIR."""
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -28,7 +28,8 @@ def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.
 
     Nothing is written or replaced before the input has been checked. Raises `UserError`.
     """
-    with locked_output(cfg):
+    output = Path(cfg.OUTPUT_DIR)
+    with locked(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
@@ -44,20 +45,6 @@ def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.
             check_unchanged(resumed, trainer.data)
         with run_folder(cfg, device, resumed) as output:
             trainer.run(output, resumed)
-
-
-@contextmanager
-def locked_output(cfg: CfgNode) -> Iterator[None]:
-    """Inside, no other run uses OUTPUT_DIR; the main process alone holds its lock.
-
-    Raises `UserError` where another run does, and where the folder cannot be written.
-    """
-    output = Path(cfg.OUTPUT_DIR)
-    if not is_main():
-        yield
-        return
-    with locked(output / LOCK, f"OUTPUT_DIR {output}"):
-        yield
 
 
 @contextmanager

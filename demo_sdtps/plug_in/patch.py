@@ -117,17 +117,12 @@ def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     return (*seen.selected(), *inputs[3:])
 
 
-class _ScaleGradient(torch.autograd.Function):
+def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
     """The tensor as it is; its gradient times a weight."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
-        ctx.weight = weight
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.weight * gradient, None
+    seen = tensor.view_as(tensor)
+    if seen.requires_grad:
+        seen.register_hook(lambda gradient: weight * gradient)
+    return seen
 
 
 class SDTPSForward(Patched, nn.Module):
@@ -168,13 +163,13 @@ class SDTPSForward(Patched, nn.Module):
     def _feature(self, seen: SeenPass) -> torch.Tensor:
         return torch.cat([tokens.mean(dim=1) for tokens in seen.selected()], dim=-1)
 
-    def _pair(self, seen: SeenPass) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pair(self, seen: SeenPass) -> tuple[torch.Tensor, ...]:
         feature = self._feature(seen)
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
         if self.sdtps_loss_weight == 1:
             return logits, feature
         # The host's loop adds the losses of all pairs as they are.
-        return (_ScaleGradient.apply(logits, self.sdtps_loss_weight), _ScaleGradient.apply(feature, self.sdtps_loss_weight))
+        return tuple(_with_scaled_gradient(part, self.sdtps_loss_weight) for part in (logits, feature))
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:

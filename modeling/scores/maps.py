@@ -1,10 +1,9 @@
 """The mean mask, the same for every image: a control of the studies."""
 import torch
-import torch.distributed as dist
 
 from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.tokens import ByModality
-from demo_sdtps.runtime.collectives import sum_of_all
+from demo_sdtps.runtime.distributed import all_reduce
 
 MOMENTUM = 0.01  # least share of a batch in the map
 
@@ -36,8 +35,7 @@ class MeanMask(Score):
             positions = context.positions_of(modality).flatten()
             total.index_add_(0, positions, context.foreground[modality].flatten().to(total.dtype))
             count.index_add_(0, positions, torch.ones_like(positions, dtype=count.dtype))
-        if dist.is_initialized():
-            total, count = sum_of_all(total), sum_of_all(count)
+        total, count = all_reduce(total), all_reduce(count)
         self.updates += count > 0
         rate = self.updates.clamp_min(1).reciprocal().clamp_min(MOMENTUM) * (count > 0)
         self.map.lerp_(total / count.clamp_min(1), rate)
