@@ -221,7 +221,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
             if script == "train_net.py" else []
         given += ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", "my_data/persons.csv"] \
             if name == "a table" and script == "train_net.py" else []
-        code, stdout, stderr = command(tools[script], *words, *given)
+        code, _, stderr = command(tools[script], *words, *given)
         assert code == 0, stderr
     assert (tmp_path / "hits.html").stat().st_size > 10_000
     assert json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1]["patterns"]["3"]["mAP"] > 0
