@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
 from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
@@ -69,6 +69,25 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
     """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
     parser.add_argument("--return_pattern", dest="TEST.RETURN_PATTERN", choices=[str(pattern) for pattern in RETURN_PATTERNS],
                         help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)")
+
+
+class _SetKeys(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        vars(namespace).update({key: text.format(values) for key, text in self.const.items()})
+
+
+def add_modality(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the flag --modality."""
+    parser.add_argument("--modality", choices=MODALITIES, type=str.upper, **options,
+                        help="modality of the images of a folder that has no subfolder RGB, NI or TI")
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """Add the flags --images and --modality to a `config_parser`: own images without labels as the data."""
+    parser.add_argument("--images", action=_SetKeys, const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
+                        metavar="FOLDER", help="own images without labels, in folders as for tools/search.py, in place of the "
+                                               "data set (equivalent to DATASETS.NAMES Images and DATASETS.ROOT_DIR)")
+    add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:

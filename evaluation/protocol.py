@@ -51,6 +51,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
     """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
+    check_labels(cfg, "an evaluation")
     key, seen = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
         seen[sample.identity].add(getattr(sample, key))
@@ -59,6 +60,13 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
                         f"identity with another {key}), so nothing can be scored; check the test split.")
     return matched
+
+
+def check_labels(cfg: CfgNode, what: str) -> None:
+    """Raise `UserError` for `what` of images without labels."""
+    if not reader_of(cfg).labelled:
+        raise UserError(f"Images of DATASETS.NAMES {cfg.DATASETS.NAMES} have no labels of identities, by which {what} knows hits; "
+                        "tools/search.py finds the images that are most alike, Folder and CSV read labels.")
 
 
 def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:

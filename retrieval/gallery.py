@@ -13,11 +13,11 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import verify
+from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
-from demo_sdtps.runtime.distributed import all_gather_rows, broadcast_from_main, shard_for_rank
+from demo_sdtps.runtime.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
 from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 
@@ -28,6 +28,8 @@ UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
 """Features (n, D) float32 of triplets."""
+Check = Callable[[Sequence[Triplet]], Sequence[Triplet]]
+"""The triplets, or what can be read of them."""
 
 
 class Changes(NamedTuple):
@@ -95,6 +97,15 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
     return extract
 
 
+def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
+    """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
+    `broken` by path. Each of several processes reads a shard of them."""
+    own = unreadable(path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
+    for part in all_gather_object(own):
+        broken.update(part)
+    return [triplet for triplet in (triplet.without(broken) for triplet in triplets) if any(triplet.paths)]
+
+
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
     precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))  # auto is another one on other hardware
@@ -126,8 +137,9 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
     return Index(store)
 
 
-def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -> Changes:
-    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `SHARD_ROWS` at a time.
+def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract, check: Check = list) -> Changes:
+    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
+    `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
 
     Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
     together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
@@ -135,13 +147,14 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -
     changes, todo = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(todo), SHARD_ROWS):
-            chunk = [triplets[row] for row in todo[start:start + SHARD_ROWS]]
+            rows = todo[start:start + SHARD_ROWS]
+            chunk = check([triplets[row] for row in rows])
             stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
-            features = extract(chunk)
-            if index is not None:
+            features = extract(chunk) if chunk else None
+            if index is not None and features is not None:
                 index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
                 index.commit()
-            bar.update(len(chunk))
+            bar.update(len(rows))
     return changes
 
 

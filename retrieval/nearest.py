@@ -5,7 +5,7 @@ Euclidean ones, computed in float64 for the samples that are shown: samples of e
 wherever they lie, and are ordered by name.
 """
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,12 +65,28 @@ def ranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.n
 
 def reranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
-    found = np.empty(hits.rows.shape)
+    found = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
-        order = rows.argsort()
-        features = torch.from_numpy(gallery.take(rows[order]))
-        found[number, order] = k_reciprocal(torch.from_numpy(queries[number:number + 1]), features)[0].numpy()
-    return _ordered(hits.rows, found.astype(np.float32), names, top)
+        order = rows.argsort()[(rows < 0).sum():]
+        if len(order):
+            features = torch.from_numpy(gallery.take(rows[order]))
+            found[number, order] = k_reciprocal(torch.from_numpy(queries[number:number + 1]), features)[0].numpy()
+    return _ordered(hits.rows, found, names, top)
+
+
+def reranked_whole(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+    """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
+    by_name = np.array(sorted(range(len(names)), key=names.__getitem__))
+    features = torch.from_numpy(gallery.take(np.arange(len(names))))
+    values, order = k_reciprocal(torch.from_numpy(queries), features)[:, by_name].sort(dim=1, stable=True)
+    return Hits(by_name[order[:, :top].numpy()], values[:, :top].numpy())
+
+
+def without(hits: Hits, left_out: np.ndarray) -> Hits:
+    """`hits` with none, behind all others, in place of those that are `left_out`, (Q, top) bool."""
+    order = left_out.argsort(axis=1, kind="stable")
+    return Hits(*(np.take_along_axis(np.where(left_out, none, part).astype(part.dtype), order, axis=1)
+                  for part, none in zip(hits, (-1, np.inf), strict=True)))
 
 
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
@@ -85,13 +101,14 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
     return np.where(rows < 0, np.float32(np.inf), found)
 
 
-def write_csv(path: Path, queries: Sequence[str], found: Sequence[Sequence[str]], distances: np.ndarray) -> None:
+def write_csv(path: Path, queries: Sequence[str], found: Sequence[Sequence[str]],
+              distances: Iterable[Iterable[float]]) -> None:
     """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries and hits."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
+        for query, hits, line in zip(queries, found, distances, strict=True):
             writer.writerows((query, rank, hit, f"{distance:.6f}")
                              for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
 
