@@ -47,6 +47,8 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """Samples by split. Raises `UserError` for an unknown or missing data set, a missing split or image, or a wrong name."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    if not reader.labelled:
+        return dict.fromkeys(splits, reader.read(root, ""))
     folder = reader.folder_in(root)
     if not folder.is_dir():
         raise UserError(f"The data set {name} is not at {folder}; expected is "

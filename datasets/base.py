@@ -33,6 +33,12 @@ class Sample:
         """Paths of the images there are, at least one."""
         return tuple(filter(None, self.paths))
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that it has images of."""
+        paths = self.paths if len(self.paths) > 1 else MODALITIES
+        return tuple(modality for modality, path in zip(MODALITIES, paths, strict=True) if path)
+
 
 @dataclass(frozen=True)
 class Reader:

@@ -56,9 +56,8 @@ def read_folder(folder: Path, flat: str | None = None, absent: Collection[str] =
     places = places or ({flat: folder} if flat else {})
     triplets = triplets_in({modality: place for modality, place in places.items() if modality not in absent})
     if not triplets:
-        other = next(iter(image_names(folder, ()).values()), None)
-        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}{other and f', but {other}' or ''}; give "
-                        f"one with {LAYOUT}; {FLAT}.")
+        other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
+        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}{other}; give one with {LAYOUT}; {FLAT}.")
     return triplets
 
 

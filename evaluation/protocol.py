@@ -65,8 +65,8 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
 def check_labels(cfg: CfgNode, what: str) -> None:
     """Raise `UserError` for `what` of images without labels."""
     if not reader_of(cfg).labelled:
-        raise UserError(f"Images of DATASETS.NAMES {cfg.DATASETS.NAMES} have no labels of identities, by which {what} knows hits; "
-                        "tools/search.py finds the images that are most alike, Folder and CSV read labels.")
+        raise UserError(f"Images of DATASETS.NAMES {cfg.DATASETS.NAMES} have no labels of identities, by which {what} knows "
+                        "hits; use tools/search.py, which needs none, or Folder or CSV, which read labels.")
 
 
 def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:

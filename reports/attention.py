@@ -17,15 +17,14 @@ from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.modeling.fusion import subsets_of
 from demo_sdtps.modeling.tokens import ByModality
-from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save
+from demo_sdtps.reports.figures import BLANK, hide_ticks, images, label, np, plt, room, save
 from demo_sdtps.runtime.progress import progress
 
 COLOURS = dict(zip(MODALITIES, ("#d1495b", "#8d8d8d", "#edae49"), strict=True))
 HEAT, OPACITY, GREY = plt.get_cmap("viridis"), 0.65, 0.7  # colours of the values, their share, and the image's brightness
 BAR, BAR_ROOM = "#3b6fd4", 2.0  # inches across
-BLANK = 245  # grey value in place of a missing image
 
 
 def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
@@ -70,14 +69,15 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tupl
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, bars = missing_modalities(cfg.TEST.MISS), sum(part is not None for part in found[0][1])
     width, height = room(cfg, 2.4)
-    widths = [width] * (2 * len(MODALITIES)) + [BAR_ROOM] * bars
+    widths = [width] * (2 * len(cfg.MODEL.MODALITIES)) + [BAR_ROOM] * bars
     size = sum(widths) + 0.4 * bars + 0.3, (0.1 + height) * len(samples) + 0.4
     figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths)
     largest = max((float(weights.gates.max()) for _, weights in found if weights.gates is not None), default=1.0)
     for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
         scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
-        for column, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
-            panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
+        for column, (modality, image) in enumerate(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True)):
+            is_missing = modality in missing or modality not in sample.modalities
+            panels = [np.full_like(image, BLANK)] * 2 if is_missing else [
                 image, overlaid(image, maps.values[modality][0] / scales[modality], maps.kept[modality][0])]
             for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
                 axis.imshow(panel)
@@ -86,10 +86,10 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tupl
                 axes[0, 2 * column].set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
-            draw_shares(axes[row, 2 * len(MODALITIES)], {subset: {name: float(share) for name, share in shares.items()}
-                                                         for subset, shares in weights.hdm.items()}, row == 0)
+            draw_shares(axes[row, -bars], {subset: {name: float(share) for name, share in shares.items()}
+                                           for subset, shares in weights.hdm.items()}, row == 0)
         if weights.gates is not None:
-            draw_gates(axes[row, -1], weights.gates[0].cpu(), largest, row == 0)
+            draw_gates(axes[row, -1], weights.gates[0].cpu(), [*subsets_of(cfg.MODEL.MODALITIES)], largest, row == 0)
     what = METHODS[method] + (f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)" if method != "rollout"
                               else "")
     figure.tight_layout(pad=0.3, w_pad=0.1)
@@ -130,13 +130,13 @@ def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool
         axis.set_title("HDM: share of each modality", fontsize=8)
 
 
-def draw_gates(axis: plt.Axes, gates: torch.Tensor, largest: float, first: bool) -> None:
-    """Horizontal bars of ATMoE's gates (heads, 7), the mean over the heads, a dot for each head, and a line at equal gates."""
-    axis.barh(range(len(SUBSETS)), gates.mean(dim=0).numpy(), color=BAR)
+def draw_gates(axis: plt.Axes, gates: torch.Tensor, subsets: Sequence[str], largest: float, first: bool) -> None:
+    """Horizontal bars of ATMoE's gates (heads, subsets), mean over the heads, a dot for each, and a line at equal gates."""
+    axis.barh(range(len(subsets)), gates.mean(dim=0).numpy(), color=BAR)
     for own in gates:
-        axis.plot(own.numpy(), range(len(SUBSETS)), ".", color="black", markersize=3)
-    axis.axvline(1 / len(SUBSETS), color="black", linewidth=0.5, linestyle=":")
-    axis.set(yticks=range(len(SUBSETS)), yticklabels=list(SUBSETS), xlim=(0, 1.05 * largest))
+        axis.plot(own.numpy(), range(len(subsets)), ".", color="black", markersize=3)
+    axis.axvline(1 / len(subsets), color="black", linewidth=0.5, linestyle=":")
+    axis.set(yticks=range(len(subsets)), yticklabels=subsets, xlim=(0, 1.05 * largest))
     axis.invert_yaxis()
     axis.tick_params(labelsize=6)
     if first:

@@ -5,6 +5,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.embedding import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.reports.figures import np, plt, save
@@ -16,10 +17,13 @@ MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
 def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
-    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured."""
-    figure, axes = plt.subplots(1, len(LABELS), figsize=(7.5 * len(LABELS), 6))
-    for axis, label in zip(axes, LABELS, strict=True):
-        values = np.array([getattr(sample, label) for sample in samples])
+    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured; samples without labels by the
+    modalities that they have."""
+    labels = LABELS if samples[0].identity != UNKNOWN else ("modalities",)
+    figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), squeeze=False)
+    for axis, label in zip(axes[0], labels, strict=True):
+        values = np.array(["+".join(sample.modalities) if label == "modalities" else getattr(sample, label)
+                           for sample in samples])
         distinct = np.unique(values)
         for place, value in enumerate(distinct):
             # More labels than colours: the marker changes too.

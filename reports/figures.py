@@ -8,6 +8,7 @@ from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.runtime.files import atomic_write
@@ -15,17 +16,24 @@ from demo_sdtps.runtime.files import atomic_write
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
 
+BLANK = 245  # grey value in place of a missing image
 HIT, MISS, QUERY = "#2a9d3a", "#d1242f", "#3b6fd4"
 
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
-    """The images of a triplet at INPUT.SIZE_TEST, each uint8 (H, W, 3). Raises `UserError` where one cannot be read."""
+    """The images of a triplet at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for one that is absent. Raises `UserError` where
+    one cannot be read."""
     size = list(cfg.INPUT.SIZE_TEST)
-    return [resize(image, size, antialias=True).permute(1, 2, 0).numpy() for image in decode_triplet(sample.paths)]
+    blank = np.full((*size, 3), BLANK, np.uint8)
+    return [blank if image is None else resize(image, size, antialias=True).permute(1, 2, 0).numpy()
+            for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
-    """A sample's identity, and its camera, from 1, or its scene, whichever the protocol excludes by."""
+    """A sample's identity, and its camera, from 1, or its scene, whichever the protocol excludes by; its file where it has no
+    labels."""
+    if sample.identity == UNKNOWN:
+        return Path(sample.files[0]).name
     where = f"scene {sample.scene}" if exclude_key(cfg) == "scene" else f"camera {sample.camera + 1}"
     return f"id {sample.identity}, {where}"
 

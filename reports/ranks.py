@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
@@ -35,7 +35,7 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
     nearest = rank_lists(data, analysis.nearest_samples(*ranked(cfg, features, data), shown, BEST))
     columns = 1 + min(BEST, len(data.gallery))
     width, height = room(cfg, 1.8)
-    size = (0.2 + width) * columns, (0.2 + len(MODALITIES) * height) * len(chosen)
+    size = (0.2 + width) * columns, (0.2 + len(cfg.MODEL.MODALITIES) * height) * len(chosen)
     figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
     for row, query in enumerate(chosen.tolist()):
         _cell(cfg, axes[row, 0], data, query, QUERY, "query")
@@ -45,8 +45,9 @@ def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path,
             hide_ticks(axis)
     figure.tight_layout(pad=0.4)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    figure.suptitle("queries (blue) and their best ten: hits green, misses red; RGB, NI, TI from top to bottom\n"
-                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}", y=1, va="bottom")
+    figure.suptitle(f"queries (blue) and their best ten: hits green, misses red; {', '.join(cfg.MODEL.MODALITIES)} from top "
+                    f"to bottom\nreturn pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}",
+                    y=1, va="bottom")
     return save(figure, path)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
@@ -50,7 +49,7 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
-        "modalities": MODALITIES, "stacked": stacked(cfg), "kept": kept, "records": records,
+        "modalities": cfg.MODEL.MODALITIES, "stacked": stacked(cfg), "kept": kept, "records": records,
         "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, found, {index: place for place, index in enumerate(wanted)})}
@@ -144,7 +143,7 @@ def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, A
         masks = kept_patches(cfg, model, samples[start:start + size])
         said = said or description(cfg, model, masks)
         for name, by_modality in masks.items():
-            stack = np.stack([by_modality[modality].numpy() > 0 for modality in MODALITIES], axis=1)
+            stack = np.stack([mask.numpy() > 0 for mask in by_modality.values()], axis=1)
             packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
             bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
     rows, columns = model.backbone.grid_size

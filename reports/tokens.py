@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.evaluation.selection import check_context
@@ -27,11 +26,13 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     chosen = [samples[index] for index in spread(len(samples), count)]
     masks = kept_patches(cfg, model, chosen)
     each, (width, height) = 1 + len(masks), room(cfg, 2.1)
-    inches = (0.2 + width) * each * len(MODALITIES), (0.2 + height) * len(chosen)
-    figure, axes = plt.subplots(len(chosen), each * len(MODALITIES), figsize=inches, squeeze=False)
+    inches = (0.2 + width) * each * len(cfg.MODEL.MODALITIES), (0.2 + height) * len(chosen)
+    figure, axes = plt.subplots(len(chosen), each * len(cfg.MODEL.MODALITIES), figsize=inches, squeeze=False)
     for row, sample in enumerate(chosen):
-        for index, (modality, image) in enumerate(zip(MODALITIES, images(cfg, sample), strict=True)):
-            panels = {modality: image} | {title: covered(image, mask[modality][row]) for title, mask in masks.items()}
+        for index, (modality, image) in enumerate(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True)):
+            panels = {modality: image} | {
+                title: covered(image, mask[modality][row]) if modality in sample.modalities else image
+                for title, mask in masks.items()}
             for axis, (title, panel) in zip(axes[row, each * index:], panels.items(), strict=False):
                 axis.imshow(panel)
                 hide_ticks(axis)
@@ -70,7 +71,7 @@ def kept_patches(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
         (context,) = model.encode_cases(images, cameras.to(device), [missing])
         check_context(context)
         patches = model.backbone.num_patches
-        found = {f"stage {number}": {modality: stage.mask(modality, patches) for modality in MODALITIES}
+        found = {f"stage {number}": {modality: stage.mask(modality, patches) for modality in model.modalities}
                  for number, stage in enumerate(context.stages, start=1)}
         if model.sdtps:
             found["SDTPS" if found else "kept"] = {

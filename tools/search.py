@@ -21,9 +21,9 @@ RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
 def search_parser(what: str) -> argparse.ArgumentParser:
     """Parser of a command that searches in a gallery; `what` begins its description."""
     parser = config_parser(
-        f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, in nested folders too; any of them, or any "
-        "image, may be missing. Images need no labels and no naming rule; their cameras are unknown, so the mean of the model's "
-        "is taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
+        f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
+        "image, may be missing. Images need no labels and no naming rule; cameras are unknown, so the mean of the model's is "
+        "taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.", checkpoint=WEIGHT)
     parser.add_argument("--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in")
     add_modality(parser)
