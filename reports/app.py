@@ -1,0 +1,95 @@
+"""A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/search.md)."""
+import argparse
+import html
+import os
+import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from PIL import Image
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import WEIGHT_EXAMPLE
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
+from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.evaluation.command import prepare_evaluation
+from demo_sdtps.reports.search_page import page_of
+from demo_sdtps.reports.tokens import draw_tokens
+from demo_sdtps.retrieval.extractor import mean_camera
+from demo_sdtps.retrieval.search import Gallery, opened
+from demo_sdtps.runtime.errors import check_extra
+
+PRIVATE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; border: 0"></iframe>'
+
+
+def serve(arguments: argparse.Namespace, cfg: CfgNode, distance: str) -> None:
+    """Bring the index of --gallery up to date, and serve until Ctrl-C; `distance` says what the distances are. Raises
+    `UserError`."""
+    prepare_evaluation(cfg, WEIGHT_EXAMPLE)
+    check_extra("tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"})
+    try:
+        socket.create_server((arguments.host, arguments.port)).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port.") from None
+    os.environ |= PRIVATE  # read when gradio is imported
+    import gradio
+
+    with opened(arguments, cfg) as gallery:
+        gallery.update()
+        blocks = interface(gallery, distance)
+        theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # others are downloaded
+        _, page, _ = blocks.launch(
+            server_name=arguments.host, server_port=arguments.port, share=False, quiet=True, prevent_thread_lock=True,
+            theme=theme, footer_links=[], ssr_mode=False, mcp_server=False, enable_monitoring=False,
+            allowed_paths=[str(arguments.gallery.absolute())])
+        print_lines(f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
+        blocks.block_thread()
+
+
+def interface(gallery: Gallery, distance: str) -> Any:
+    """The page: a place for an image of each modality, the hits, and the patches that the model keeps."""
+    import gradio
+
+    def answer(*paths: str | None) -> tuple[str, Image.Image | None]:
+        if not any(paths):
+            return "", None
+        given = dict(zip(modalities, paths, strict=True))
+        query = Triplet(Path(next(filter(None, paths))).stem, tuple(given.get(modality) for modality in MODALITIES))
+        try:
+            found = gallery.search([query], gallery.features([query]))
+            page, _ = page_of(found, str(gallery.arguments.gallery), distance, address)
+            return FRAME.format(html.escape(page)), kept_patches(gallery, query)
+        except UserError as error:
+            raise gradio.Error(str(error)) from None
+
+    modalities = gallery.cfg.MODEL.MODALITIES
+    with gradio.Blocks(title=f"Search in {gallery.arguments.gallery}", analytics_enabled=False) as blocks:
+        with gradio.Row():
+            slots = [gradio.Image(label=modality, type="filepath", image_mode=None, sources=["upload", "clipboard"], height=240)
+                     for modality in modalities]
+        hits = gradio.HTML()
+        kept = gradio.Image(label="kept patches", interactive=False, buttons=["fullscreen"])
+        gradio.on([slot.change for slot in slots], answer, slots, [hits, kept], api_visibility="private",
+                  trigger_mode="always_last")
+    return blocks
+
+
+def address(path: str) -> str:
+    """Where gradio serves a file."""
+    return f"/gradio_api/file={quote(os.fsencode(Path(path).absolute().as_posix()))}"
+
+
+def kept_patches(gallery: Gallery, query: Triplet) -> Image.Image | None:
+    """The picture of tools/draw_tokens.py of a triplet; None for a model that keeps all patches."""
+    model = gallery.reid.model
+    if not model.slimming and not model.sdtps:
+        return None
+    with mean_camera(model.backbone), TemporaryDirectory() as folder:
+        sample = Sample(query.paths, UNKNOWN, UNKNOWN)
+        return Image.open(draw_tokens(gallery.reid.cfg, model, [sample], Path(folder, "kept.png"))).convert("RGB")
