@@ -18,13 +18,12 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
-from demo_sdtps.reports.search_page import page_of
+from demo_sdtps.reports.search_page import left_out, page_of
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import mean_camera
 from demo_sdtps.retrieval.search import Gallery, opened
 from demo_sdtps.runtime.errors import check_extra
 
-PRIVATE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; border: 0"></iframe>'
 
 
@@ -37,7 +36,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode, distance: str) -> None:
         socket.create_server((arguments.host, arguments.port)).close()
     except (OSError, OverflowError) as error:
         raise UserError(f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port.") from None
-    os.environ |= PRIVATE  # read when gradio is imported
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio
 
     with opened(arguments, cfg) as gallery:
@@ -48,7 +47,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode, distance: str) -> None:
             server_name=arguments.host, server_port=arguments.port, share=False, quiet=True, prevent_thread_lock=True,
             theme=theme, footer_links=[], ssr_mode=False, mcp_server=False, enable_monitoring=False,
             allowed_paths=[str(arguments.gallery.absolute())])
-        print_lines(f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
+        print_lines(*left_out(gallery.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
         blocks.block_thread()
 
 
@@ -69,7 +68,8 @@ def interface(gallery: Gallery, distance: str) -> Any:
             raise gradio.Error(str(error)) from None
 
     modalities = gallery.cfg.MODEL.MODALITIES
-    with gradio.Blocks(title=f"Search in {gallery.arguments.gallery}", analytics_enabled=False) as blocks:
+    title, hour = f"Search in {gallery.arguments.gallery}", 3600
+    with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:  # of what was uploaded
         with gradio.Row():
             slots = [gradio.Image(label=modality, type="filepath", image_mode=None, sources=["upload", "clipboard"], height=240)
                      for modality in modalities]

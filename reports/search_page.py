@@ -45,9 +45,12 @@ def show(arguments: argparse.Namespace, distance: str, found: Found) -> None:
             write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in found.queries],
                       [[hit.file for hit in hits] for hits in found.hits], found.distances)
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, found.hits))}", *lines]
-    print_lines(*(lines or table(found)))
-    if found.broken:
-        print_lines("", f"left out, {counted(len(found.broken), 'image')}:", *found.broken.values())
+    print_lines(*(lines or table(found)), *left_out(found.broken))
+
+
+def left_out(broken: dict[str, str]) -> list[str]:
+    """Lines on the images that cannot be read; none where all can."""
+    return [f"Left out, {counted(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
 def table(found: Found) -> list[str]:

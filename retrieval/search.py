@@ -81,9 +81,9 @@ class Gallery:
     by_name: dict[str, Triplet] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
-    def readable(self, triplets: Sequence[Triplet]) -> Sequence[Triplet]:
+    def readable(self, triplets: Sequence[Triplet]) -> list[Triplet]:
         """With --skip_unreadable what can be read of them."""
-        return readable(triplets, self.broken) if self.arguments.skip_unreadable else triplets
+        return readable(triplets, self.broken) if self.arguments.skip_unreadable else list(triplets)
 
     def features(self, triplets: Sequence[Triplet]) -> np.ndarray:
         """Features (n, D) of triplets. Raises `UserError`."""
