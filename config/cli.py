@@ -82,14 +82,6 @@ def add_modality(parser: argparse.ArgumentParser, **options: Any) -> None:
                         help="modality of the images of a folder that has no subfolder RGB, NI or TI")
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --images and --modality to a `config_parser`: own images without labels as the data."""
-    parser.add_argument("--images", action=_SetKeys, const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
-                        metavar="FOLDER", help="own images without labels, in folders as for tools/search.py, in place of the "
-                                               "data set (equivalent to DATASETS.NAMES Images and DATASETS.ROOT_DIR)")
-    add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
-
-
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
     work; `read_arguments` does."""
@@ -118,9 +110,10 @@ WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtp
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
-                  checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
+                  checkpoint: CheckpointFlag | None = None, images: bool = False) -> argparse.ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
-    KEY VALUE pairs, which override the rest."""
+    KEY VALUE pairs, which override the rest; with `images` also --images and --modality, own images without labels as the
+    data."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
@@ -131,6 +124,11 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
                         help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
+    if images:
+        parser.add_argument("--images", action=_SetKeys, const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
+                            metavar="FOLDER", help="own images without labels, in folders as for tools/search.py, in place of "
+                                                   "the data set (equivalent to DATASETS.NAMES Images, DATASETS.ROOT_DIR)")
+        add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
                         help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
                              "SOLVER.MAX_EPOCHS=10")

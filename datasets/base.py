@@ -99,18 +99,15 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     Raises `UserError` for a missing folder and two images of the same stem.
     """
     names: dict[str, str] = {}
-    for place, inner, files in os.walk(existing(folder), onerror=_raise):
-        inner[:] = [] if others is None else [name for name in inner if name not in others and not name.startswith(".")]
-        prefix = "" if place == str(folder) else f"{Path(place).relative_to(folder).as_posix()}/"
-        for name in (f"{prefix}{name}" for name in files if is_image(name)):
+    for entry in os.scandir(existing(folder)):
+        name = entry.name
+        if is_image(name):
             if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
                 raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
                                 "image of a triplet; remove one of them.")
+        elif others is not None and entry.is_dir(follow_symlinks=False) and name not in others and not name.startswith("."):
+            names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in image_names(folder / name, others).items()}
     return names
-
-
-def _raise(error: OSError) -> None:
-    raise error  # os.walk would leave the folder out
 
 
 def is_image(name: str) -> bool:

@@ -19,6 +19,8 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
+NO_LABELS = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
+
 
 @dataclass
 class TestData:
@@ -51,22 +53,15 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
     """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
-    check_labels(cfg, "an evaluation")
     key, seen = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
         seen[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if seen[sample.identity] - {getattr(sample, key)})
     if not matched:
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-                        f"identity with another {key}), so nothing can be scored; check the test split.")
+                        f"identity with another {key}), so nothing can be scored; "
+                        f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}.")
     return matched
-
-
-def check_labels(cfg: CfgNode, what: str) -> None:
-    """Raise `UserError` for `what` of images without labels."""
-    if not reader_of(cfg).labelled:
-        raise UserError(f"Images of DATASETS.NAMES {cfg.DATASETS.NAMES} have no labels of identities, by which {what} knows "
-                        "hits; use tools/search.py, which needs none, or Folder or CSV, which read labels.")
 
 
 def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched: int) -> list[str]:

@@ -5,7 +5,6 @@ import os
 import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import quote
 
 from PIL import Image
@@ -20,16 +19,15 @@ from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.search_page import left_out, page_of
 from demo_sdtps.reports.tokens import draw_tokens
-from demo_sdtps.retrieval.extractor import mean_camera
-from demo_sdtps.retrieval.search import Gallery, opened
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor, mean_camera
+from demo_sdtps.retrieval.search import search
 from demo_sdtps.runtime.errors import check_extra
 
 FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; border: 0"></iframe>'
 
 
-def serve(arguments: argparse.Namespace, cfg: CfgNode, distance: str) -> None:
-    """Bring the index of --gallery up to date, and serve until Ctrl-C; `distance` says what the distances are. Raises
-    `UserError`."""
+def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Bring the index of --gallery up to date, and serve until Ctrl-C. Raises `UserError`."""
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
     check_extra("tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"})
     try:
@@ -39,21 +37,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode, distance: str) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio
 
-    with opened(arguments, cfg) as gallery:
-        gallery.update()
-        blocks = interface(gallery, distance)
-        theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # others are downloaded
-        _, page, _ = blocks.launch(
-            server_name=arguments.host, server_port=arguments.port, share=False, quiet=True, prevent_thread_lock=True,
-            theme=theme, footer_links=[], ssr_mode=False, mcp_server=False, enable_monitoring=False,
-            allowed_paths=[str(arguments.gallery.absolute())])
-        print_lines(*left_out(gallery.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
-        blocks.block_thread()
-
-
-def interface(gallery: Gallery, distance: str) -> Any:
-    """The page: a place for an image of each modality, the hits, and the patches that the model keeps."""
-    import gradio
+    reid = make_extractor(cfg)
+    begun = search(arguments, cfg, [], reid)
+    assert begun
+    arguments.rebuild = False
 
     def answer(*paths: str | None) -> tuple[str, Image.Image | None]:
         if not any(paths):
@@ -61,14 +48,15 @@ def interface(gallery: Gallery, distance: str) -> Any:
         given = dict(zip(modalities, paths, strict=True))
         query = Triplet(Path(next(filter(None, paths))).stem, tuple(given.get(modality) for modality in MODALITIES))
         try:
-            found = gallery.search([query], gallery.features([query]))
-            page, _ = page_of(found, str(gallery.arguments.gallery), distance, address)
-            return FRAME.format(html.escape(page)), kept_patches(gallery, query)
+            found = search(arguments, cfg, [query], reid)
+            assert found
+            page, _ = page_of(found, str(arguments.gallery), address)
+            return FRAME.format(html.escape(page)), kept_patches(reid, query)
         except UserError as error:
             raise gradio.Error(str(error)) from None
 
-    modalities = gallery.cfg.MODEL.MODALITIES
-    title, hour = f"Search in {gallery.arguments.gallery}", 3600
+    modalities = cfg.MODEL.MODALITIES
+    title, hour = f"Search in {arguments.gallery}", 3600
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:  # of what was uploaded
         with gradio.Row():
             slots = [gradio.Image(label=modality, type="filepath", image_mode=None, sources=["upload", "clipboard"], height=240)
@@ -77,7 +65,13 @@ def interface(gallery: Gallery, distance: str) -> Any:
         kept = gradio.Image(label="kept patches", interactive=False, buttons=["fullscreen"])
         gradio.on([slot.change for slot in slots], answer, slots, [hits, kept], api_visibility="private",
                   trigger_mode="always_last")
-    return blocks
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # others are downloaded
+    _, page, _ = blocks.launch(
+        server_name=arguments.host, server_port=arguments.port, share=False, quiet=True, prevent_thread_lock=True, theme=theme,
+        footer_links=[], ssr_mode=False, mcp_server=False, enable_monitoring=False,
+        allowed_paths=[str(arguments.gallery.absolute())])
+    print_lines(*left_out(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
+    blocks.block_thread()
 
 
 def address(path: str) -> str:
@@ -85,11 +79,10 @@ def address(path: str) -> str:
     return f"/gradio_api/file={quote(os.fsencode(Path(path).absolute().as_posix()))}"
 
 
-def kept_patches(gallery: Gallery, query: Triplet) -> Image.Image | None:
+def kept_patches(reid: Extractor, query: Triplet) -> Image.Image | None:
     """The picture of tools/draw_tokens.py of a triplet; None for a model that keeps all patches."""
-    model = gallery.reid.model
-    if not model.slimming and not model.sdtps:
+    if not reid.model.slimming and not reid.model.sdtps:
         return None
-    with mean_camera(model.backbone), TemporaryDirectory() as folder:
+    with mean_camera(reid.model.backbone), TemporaryDirectory() as folder:
         sample = Sample(query.paths, UNKNOWN, UNKNOWN)
-        return Image.open(draw_tokens(gallery.reid.cfg, model, [sample], Path(folder, "kept.png"))).convert("RGB")
+        return Image.open(draw_tokens(reid.cfg, reid.model, [sample], Path(folder, "kept.png"))).convert("RGB")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment
@@ -30,20 +29,20 @@ PRINTED = 5  # queries whose hits are printed
 PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
 
 
-def show(arguments: argparse.Namespace, distance: str, found: Found) -> None:
-    """Write the hits of each query with their distances, which are `distance`, to --csv and --output, all or nothing, or print
-    them; then the images that were left out. Raises `UserError`."""
+def show(arguments: argparse.Namespace, found: Found) -> None:
+    """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left out.
+    Raises `UserError`."""
     lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
-            page, shown = page_of(found, f"{arguments.gallery}", distance, partial(link, folder=arguments.output.parent))
+            page, shown = page_of(found, f"{arguments.gallery}", partial(link, folder=arguments.output.parent))
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
             lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
             write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in found.queries],
-                      [[hit.file for hit in hits] for hits in found.hits], found.distances)
+                      [[(hit.file, distance) for hit, distance in hits] for hits in found.hits])
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, found.hits))}", *lines]
     print_lines(*(lines or table(found)), *left_out(found.broken))
 
@@ -56,32 +55,34 @@ def left_out(broken: dict[str, str]) -> list[str]:
 def table(found: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
-    for query, hits, line in list(zip(found.queries, found.hits, found.distances, strict=True))[:PRINTED]:
+    for query, hits in list(zip(found.queries, found.hits, strict=True))[:PRINTED]:
         lines += ["", query.file, *(f"{rank:6}  {distance:8.4f}  {hit.file}"
-                                    for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))]
+                                    for rank, (hit, distance) in enumerate(hits, start=1))]
     left = len(found.queries) - PRINTED
     return [*lines, "", f"… queries left out: {left}; --csv and --output write all"] if left > 0 else lines
 
 
-def page_of(found: Found, gallery: str, distance: str, link: Callable[[str], str]) -> tuple[str, str]:
-    """The page, and what it shows in a few words. `distance` says what the distances are, `link` gives the address of a file.
-    Raises `UserError` for an image that cannot be read."""
-    rows: list[list[Card]] = []
+def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
+    """The page, and what it shows in a few words; `link` gives the address of a file. Raises `UserError` for an image that
+    cannot be read."""
+    rows: list[list[tuple[str, Triplet]]] = []
     size, longest = 0, max(map(len, found.hits))
     most = min(MOST_HITS, longest)
-    for query, hits, line in progress(list(zip(*found[:3], strict=True)), "drawing", unit="query"):
-        titles = ["query", *(f"{rank}: d = {value:.4f}" for rank, value in enumerate(line[:most], start=1))]
-        row = [card(triplet, title, link) for triplet, title in zip([query, *hits], titles, strict=False)]
-        size += sum(len(image) for one in row for image, _ in one.images.values())
+    for query, hits in progress(list(zip(found.queries, found.hits, strict=True)), "drawing", unit="query"):
+        row = [("query", query), *((f"{rank}: d = {distance:.4f}", hit)
+                                   for rank, (hit, distance) in enumerate(hits[:most], start=1))]
+        size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
         if rows and size > MOST_BYTES:
             break
         rows.append(row)
     shown = f"queries: {len(found.queries)}, hits of each: {longest}"
     if len(rows) < len(found.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
-    modalities = [name for name in MODALITIES if any(name in one.images for row in rows for one in row)]
+    modalities = [(place, name) for place, name in enumerate(MODALITIES)
+                  if any(triplet.paths[place] for row in rows for _, triplet in row)]
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    return template.render(rows=rows, gallery=gallery, shown=shown, distance=distance, modalities=modalities), shown
+    return template.render(rows=rows, gallery=gallery, shown=shown, distance=found.distance, modalities=modalities,
+                           thumbnail=thumbnail, link=link), shown
 
 
 def link(path: str, folder: Path) -> str:
@@ -92,20 +93,7 @@ def link(path: str, folder: Path) -> str:
         return Path(path).resolve().as_uri()
 
 
-class Card(NamedTuple):
-    """A triplet on the page: JPEG in base64 and address of each of its images, by modality."""
-
-    title: str
-    name: str
-    images: dict[str, tuple[str, str]]
-
-
-def card(triplet: Triplet, title: str, link: Callable[[str], str]) -> Card:
-    return Card(title, triplet.name, {modality: (thumbnail(path), link(path))
-                                      for modality, path in zip(MODALITIES, triplet.paths, strict=True) if path})
-
-
-@lru_cache(maxsize=4096)  # many queries may have the same hits
+@lru_cache(maxsize=8192)  # many queries may have the same hits
 def thumbnail(path: str) -> str:
     """An image within `SIDE` × `SIDE` pixels, as JPEG in base64. Raises `UserError` where it cannot be read."""
     image = Image.fromarray(decode(path).permute(1, 2, 0).numpy())

@@ -28,8 +28,6 @@ UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
 """Features (n, D) float32 of triplets."""
-Check = Callable[[Sequence[Triplet]], Sequence[Triplet]]
-"""The triplets, or what can be read of them."""
 
 
 class Changes(NamedTuple):
@@ -86,6 +84,8 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
     `UserError` with all images of the shard that cannot be read."""
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
+        if not triplets:
+            return np.empty((0, reid.widths[pattern]), np.float32)
         own = shard_for_rank(triplets)
         try:
             rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern)
@@ -137,7 +137,8 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
     return Index(store)
 
 
-def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract, check: Check = list) -> Changes:
+def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract,
+           check: Callable[[Sequence[Triplet]], list[Triplet]] = list) -> Changes:
     """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
     `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
 
@@ -150,8 +151,8 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract, c
             rows = todo[start:start + SHARD_ROWS]
             chunk = check([triplets[row] for row in rows])
             stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
-            features = extract(chunk) if chunk else None
-            if index is not None and features is not None:
+            features = extract(chunk)
+            if index is not None and chunk:
                 index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
                 index.commit()
             bar.update(len(rows))

@@ -2,9 +2,9 @@
 import argparse
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FLAT, TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.retrieval.approximate import approximate, check_size
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index, origin_of, readable, update
-from demo_sdtps.retrieval.nearest import Hits, nearest, reranked, reranked_whole, without
+from demo_sdtps.retrieval.nearest import Hits, nearest, reranked, reranked_whole
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
@@ -30,92 +30,64 @@ MOST_RERANKED = 20_000
 
 
 class Found(NamedTuple):
-    """Queries, and the hits of each with their distances; what is wrong with images that were left out, by path."""
+    """Queries, the hits of each with their distances, which are `distance`, and what is wrong with images that were left out,
+    by path."""
 
     queries: Sequence[Triplet]
-    hits: list[list[Triplet]]
-    distances: list[list[float]]
+    hits: list[list[tuple[Triplet, float]]]
+    distance: str
     broken: dict[str, str]
 
 
-def search(arguments: argparse.Namespace, cfg: CfgNode) -> Found | None:
-    """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`."""
+def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triplet] | None = None,
+           reid: Extractor | None = None) -> Found | None:
+    """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`.
+
+    `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
+    """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-    queries = read_query(arguments.query, arguments.modality)
-    check_equal(queries, "images")
-    with opened(arguments, cfg) as gallery:
-        queries = gallery.readable(queries)
-        if not queries:
-            raise UserError(f"No image of the query {arguments.query} can be read; replace one, or leave --skip_unreadable out "
-                            "to see why.")
-        features = gallery.features(queries)  # before the gallery, which may take hours
-        gallery.update()
-        return gallery.search(queries, features) if gallery.index else None
-
-
-@contextmanager
-def opened(arguments: argparse.Namespace, cfg: CfgNode) -> Iterator["Gallery"]:
-    """The gallery of --gallery, whose index no other command can use inside. Raises `UserError`."""
-    triplets = read_folder(arguments.gallery, arguments.modality)
-    depths(arguments, cfg, len(triplets))
-    check_equal(triplets, "images")
+    gallery = read_folder(arguments.gallery, arguments.modality)
+    queries = read_query(arguments.query, arguments.modality) if queries is None else queries
+    depths(arguments, cfg, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
+    check_equal((gallery, queries), "images")
+    broken: dict[str, str] = {}
+    check = partial(readable, broken=broken) if arguments.skip_unreadable else list
     with ExitStack() as stack:
         index = None
         if is_main():
             stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
-        yield Gallery(arguments, cfg, make_extractor(cfg), triplets, index)
+        extract = extraction(reid or make_extractor(cfg), arguments.return_pattern)
+        queries = check(queries)
+        features = extract(queries)  # before the gallery, which may take hours
+        changes = update(index, gallery, extract, check)
+        if index is None:
+            return None
+        print_lines(report(index, changes))
+        by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
+        hits = hits_of(arguments, cfg, index, queries, features, by_name) if queries else []
+        return Found(queries, hits, RERANKED if arguments.re_rank or is_whole(arguments, cfg) else SQUARED, broken)
 
 
-@dataclass
-class Gallery:
-    """Triplets that are searched in, and their index, which the main process alone has."""
-
-    arguments: argparse.Namespace
-    cfg: CfgNode
-    reid: Extractor
-    triplets: Sequence[Triplet]
-    index: Index | None
-    by_name: dict[str, Triplet] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
-
-    def readable(self, triplets: Sequence[Triplet]) -> list[Triplet]:
-        """With --skip_unreadable what can be read of them."""
-        return readable(triplets, self.broken) if self.arguments.skip_unreadable else list(triplets)
-
-    def features(self, triplets: Sequence[Triplet]) -> np.ndarray:
-        """Features (n, D) of triplets. Raises `UserError`."""
-        return extraction(self.reid, self.arguments.return_pattern)(triplets)
-
-    def update(self) -> None:
-        """Bring the index up to date, and print what has changed. Raises `UserError`."""
-        changes = update(self.index, self.triplets, self.features, self.readable)
-        if self.index:
-            print_lines(report(self.index, changes))
-            self.by_name = {triplet.name: triplet.without(self.broken) for triplet in self.triplets}
-
-    def search(self, queries: Sequence[Triplet], features: np.ndarray) -> Found:
-        """The hits of queries with features (Q, D), by an index that is up to date. Raises `UserError`."""
-        assert self.index
-        arguments, names, gallery = self.arguments, self.index.names, self.index.features()
-        top, deepest = depths(arguments, self.cfg, len(names))
-        triplets = [self.by_name[name] for name in names]
-        count = min(deepest + (not arguments.keep_self), len(names))
-        if is_whole(arguments, self.cfg):
-            hits = reranked_whole(features, gallery, names, count)
-        else:
-            hits = find(self.index, features, count, arguments.index_type)
-        if not arguments.keep_self:
-            files = {row: triplets[row].real_paths() for row in np.unique(hits.rows).tolist()}
-            hits = without(hits, np.array([[not own.isdisjoint(files[row]) for row in rows] for own, rows in
-                                           zip((query.real_paths() for query in queries), hits.rows.tolist(), strict=True)]))
-        if arguments.re_rank:
-            hits = reranked(features, gallery, names, Hits(*(part[:, :deepest] for part in hits)), top)
-        rows, distances = (part[:, :top] for part in hits)
-        return Found(queries, [[triplets[row] for row in line[line >= 0]] for line in rows],
-                     [line[np.isfinite(line)].tolist() for line in distances], self.broken)
+def hits_of(arguments: argparse.Namespace, cfg: CfgNode, index: Index, queries: Sequence[Triplet], features: np.ndarray,
+            by_name: Mapping[str, Triplet]) -> list[list[tuple[Triplet, float]]]:
+    """The hits of queries with features (Q, D), and their distances, in an index that is up to date. Raises `UserError`."""
+    names, gallery = index.names, index.features()
+    top, deepest = depths(arguments, cfg, len(names))
+    wider = min(top + 1, len(names))  # a query may be among its hits
+    if is_whole(arguments, cfg):
+        hits = reranked_whole(features, gallery, names, wider)
+    else:
+        hits = find(index, features, max(deepest, wider), arguments.index_type)
+        hits = reranked(features, gallery, names, hits, wider) if arguments.re_rank else hits
+    found = []
+    for query, rows, distances in zip(queries, *hits, strict=True):
+        own = set() if arguments.keep_self else query.real_paths()
+        line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
+        found.append([(hit, distance) for hit, distance in line if own.isdisjoint(hit.real_paths())][:top])
+    return found
 
 
 def is_whole(arguments: argparse.Namespace, cfg: CfgNode) -> bool:

@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config.cli import parse, positive_int, run
-from demo_sdtps.tools.search import distance_of, search_parser
+from demo_sdtps.tools.search import search_parser
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     from demo_sdtps.reports.app import serve
 
-    serve(arguments, cfg, distance_of(arguments, cfg))
+    serve(arguments, cfg)
 
 
 if __name__ == "__main__":

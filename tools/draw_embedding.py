@@ -6,26 +6,15 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_images,
-    add_output,
-    add_return_pattern,
-    config_parser,
-    parse,
-    positive_int,
-    print_lines,
-    run,
-)
+from demo_sdtps.config.cli import WEIGHT, add_output, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 
 def main() -> None:
     parser = config_parser("Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
-                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT)
+                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT, images=True)
     parser.add_argument("--method", choices=METHODS, default="pca", help="default: pca; umap needs pip install '.[umap]'")
     add_return_pattern(parser, "features that are drawn")
-    add_images(parser)
     parser.add_argument("--points", type=positive_int, default=2000, metavar="N",
                         help="at most N samples, spread over query and gallery (default: 2000)")
     add_output(parser, "--output", ".png", default="embedding.png", help="default: embedding.png")

@@ -7,7 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import WEIGHT, add_images, add_overwrite, config_parser, parsed_in_group, positive_int, run
+from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parsed_in_group, positive_int, run
 from demo_sdtps.datasets import SPLITS
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
@@ -23,11 +23,10 @@ def main() -> None:
                            "features depend, with their values). With --shards, write the same in parts to a folder "
                            "(docs/scale.md): an interrupted export goes on when the command is called again. Processes of "
                            "torchrun share the work; those of several nodes need a shared file system for the output.",
-                           checkpoint=WEIGHT)
+                           checkpoint=WEIGHT, images=True)
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,
                         help="1 original, 2 enhanced, 3 both (default: 3)")
     parser.add_argument("--split", choices=SPLITS, default="gallery", help="default: gallery; with --images without effect")
-    add_images(parser)
     parser.add_argument("--output", type=Path, required=True, metavar="X.npz",
                         help="the file to write, or with --shards the folder")
     parser.add_argument("--shards", type=positive_int, nargs="?", const=SHARD_ROWS, metavar="N",

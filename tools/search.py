@@ -8,14 +8,9 @@ if __name__ in ("__main__", "__mp_main__"):
 
 import argparse
 
-from yacs.config import CfgNode
-
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.cli import WEIGHT, add_modality, add_output, config_parser, parsed_in_group, positive_int, run
-from demo_sdtps.config.common import APPROXIMATE, FLAT, TOP
-
-SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
-RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
+from demo_sdtps.config.common import APPROXIMATE, FLAT, RERANKED, SQUARED, TOP
 
 
 def search_parser(what: str) -> argparse.ArgumentParser:
@@ -46,11 +41,6 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     return parser
 
 
-def distance_of(arguments: argparse.Namespace, cfg: CfgNode) -> str:
-    """What the distances are."""
-    return RERANKED if arguments.re_rank or cfg.TEST.RE_RANKING == "yes" else SQUARED
-
-
 def main() -> None:
     parser = search_parser("Find the images of a gallery that are most like each query. Without --output and --csv the hits of "
                            "the first queries are printed.")
@@ -69,7 +59,7 @@ def main() -> None:
         if found:
             from demo_sdtps.reports.search_page import show
 
-            show(arguments, distance_of(arguments, cfg), found)
+            show(arguments, found)
 
 
 if __name__ == "__main__":
