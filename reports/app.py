@@ -31,7 +31,9 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
     check_extra("tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"})
     try:
-        socket.create_server((arguments.host, arguments.port)).close()
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((arguments.host, arguments.port))
     except (OSError, OverflowError) as error:
         raise UserError(f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port.") from None
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
