@@ -12,6 +12,8 @@ ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 """tools/export_onnx.py."""
 SEARCH = ["faiss-cpu>=1.8", "jinja2>=3.1"]
 """tools/search.py."""
+APP = [*SEARCH, "gradio>=6"]
+"""tools/app.py. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """tools/report.py --html, tools/analyse.py and tools/draw_embedding.py."""
 UMAP = ["umap-learn>=0.5.6"]
@@ -51,6 +53,7 @@ setup(
         "safetensors>=0.4",
         "huggingface_hub>=0.26",
     ],
-    extras_require={"seps": SEPS, "onnx": ONNX, "search": SEARCH, "report": REPORT, "umap": UMAP, "wandb": WANDB, "docs": DOCS,
+    extras_require={"seps": SEPS, "onnx": ONNX, "search": SEARCH, "app": APP, "report": REPORT, "umap": UMAP, "wandb": WANDB,
+                    "docs": DOCS,
                     "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT]},
 )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.common import RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
 from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory
@@ -74,6 +74,17 @@ def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
                         help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)")
 
 
+class _SetKeys(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        vars(namespace).update({key: text.format(values) for key, text in self.const.items()})
+
+
+def add_modality(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the flag --modality."""
+    parser.add_argument("--modality", choices=MODALITIES, type=str.upper, **options,
+                        help="modality of the images of a folder that has no subfolder RGB, NI or TI")
+
+
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
     work; `read_arguments` does."""
@@ -104,9 +115,10 @@ WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtp
 
 
 def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
-                  checkpoint: CheckpointFlag | None = None) -> argparse.ArgumentParser:
+                  checkpoint: CheckpointFlag | None = None, images: bool = False) -> argparse.ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
-    KEY VALUE pairs, which override the rest."""
+    KEY VALUE pairs, which override the rest; with `images` also --images and --modality, own images without labels as the
+    data."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
     default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
@@ -118,6 +130,11 @@ def config_parser(description: str, epilog: str | None = None, schema: Schema = 
                             help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
     parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
                         help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
+    if images:
+        parser.add_argument("--images", action=_SetKeys, const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
+                            metavar="FOLDER", help="own images without labels, in folders as for tools/search.py, in place of "
+                                                   "the data set (equivalent to DATASETS.NAMES Images, DATASETS.ROOT_DIR)")
+        add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
                         help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
                              "SOLVER.MAX_EPOCHS=10")

@@ -23,6 +23,10 @@ FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 TOP = 10
 """Hits of a query by default."""
 
+SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks"
+RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
+"""Distances of tools/search.py."""
+
 FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
 """Indices of tools/search.py: exact, and approximate."""
 

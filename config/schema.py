@@ -161,10 +161,10 @@ KEYS = (
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "standard deviation that they are normalised with",
         lambda value: three_numbers(value, least=0), "three positive numbers"),
 
-    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic; own data: Folder, CSV "
-        "(docs/data.md)"),
+    Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic; own data: Folder, CSV, "
+        "and Images without labels (docs/data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder; of Folder the one with train, query and "
-        "gallery, of CSV the table"),
+        "gallery, of CSV the table, of Images that of the images"),
     Key("DATASETS.FOLDERS", [], "NAME=FOLDER for folders of Folder with other names than train, query, gallery, RGB, NI, TI, "
         "'.' for none, such as [train=bounding_box_train, RGB=.]", lambda value: all(type(entry) is str for entry in value),
         "a list of texts NAME=FOLDER"),

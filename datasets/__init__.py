@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
+from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.runtime.errors import nearest
 
@@ -19,8 +20,8 @@ NAMES = (
 )
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
-OWN: dict[str, Callable[[CfgNode], Reader]] = {"Folder": folder_reader, "CSV": csv_reader}
-"""Readers of own data, which depend on further keys of the configuration."""
+OWN: dict[str, Callable[[CfgNode], Reader]] = {"Folder": folder_reader, "CSV": csv_reader, "Images": unlabelled_reader}
+"""Readers of own data, which depend on further keys of the configuration; that of Images has no labels."""
 
 READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
 
@@ -46,6 +47,8 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """Samples by split. Raises `UserError` for an unknown or missing data set, a missing split or image, or a wrong name."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    if not reader.labelled:
+        return dict.fromkeys(splits, reader.read(root, ""))
     folder = reader.folder_in(root)
     if not folder.is_dir():
         raise UserError(f"The data set {name} is not at {folder}; expected is "

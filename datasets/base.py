@@ -1,7 +1,7 @@
 """Samples, readers of data sets, and the checks that all readers share (docs/data.md)."""
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,9 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".
            ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".jpf", ".jpc", ".j2c")
 """Endings of the formats that `images.decode` reads."""
 
+UNKNOWN = -1
+"""Identity and camera of images without labels."""
+
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data sets (MSVR310, MSVWild863)
 
 
@@ -21,14 +24,20 @@ class Sample:
     """One triplet."""
 
     paths: tuple[str | None, ...]  # of RGB, NI and TI, None for one that is absent; or one with the three side by side
-    identity: int  # as on disk
-    camera: int  # from 0
+    identity: int  # as on disk, or UNKNOWN
+    camera: int  # from 0, or UNKNOWN
     scene: int = 0
 
     @property
     def files(self) -> tuple[str, ...]:
         """Paths of the images there are, at least one."""
         return tuple(filter(None, self.paths))
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that it has images of."""
+        paths = self.paths if len(self.paths) > 1 else MODALITIES
+        return tuple(modality for modality, path in zip(MODALITIES, paths, strict=True) if path)
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Reader:
     layout: str
     by_scene: bool = False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
     instead: str = ""  # alternative to a missing data set
+    labelled: bool = True
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
     locate: Callable[[Path], Path] | None = None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
     published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # counts by split (counts.py)
@@ -82,16 +92,21 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def image_names(folder: Path) -> dict[str, str]:
-    """Names of the images in a folder by their stems, unordered.
+def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
+    """Names of the images in a folder by their stems, unordered; with `others` also those in nested folders, as paths from
+    `folder`, but for hidden folders and those of these names.
 
     Raises `UserError` for a missing folder and two images of the same stem.
     """
     names: dict[str, str] = {}
-    for name in filter(is_image, os.listdir(existing(folder))):
-        if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
-            raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
-                            "image of a triplet; remove one of them.")
+    for entry in os.scandir(existing(folder)):
+        name = entry.name
+        if is_image(name):
+            if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
+                raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
+                                "image of a triplet; remove one of them.")
+        elif others is not None and entry.is_dir(follow_symlinks=False) and name not in others and not name.startswith("."):
+            names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in image_names(folder / name, others).items()}
     return names
 
 

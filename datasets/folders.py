@@ -1,12 +1,17 @@
-"""Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent (docs/search.md)."""
+"""Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent, or of one modality
+(docs/search.md)."""
 import os
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from yacs.config import CfgNode
+
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import existing, image_names
+from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, existing, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
+FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]}"
 
 
 @dataclass(frozen=True)
@@ -26,39 +31,60 @@ class Triplet:
         status = (path and os.stat(path) for path in self.paths)
         return " ".join(f"{found.st_size}:{found.st_mtime_ns}" if found else "-" for found in status)
 
+    def without(self, broken: Collection[str]) -> "Triplet":
+        """With None for these paths, which may be all."""
+        return replace(self, paths=tuple(None if path in broken else path for path in self.paths))
 
-def read_folder(folder: Path) -> list[Triplet]:
-    """The triplets of a folder, sorted by name. Raises `UserError` where it has no subfolder of a modality, or no image."""
-    found = _images(existing(folder))
-    names = sorted({name for images in found.values() for name in images})
-    if not names:
-        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}; give one with {LAYOUT}.")
-    return [_triplet(folder, name, found) for name in names]
+    def real_paths(self) -> set[str]:
+        """Its files, without symbolic links."""
+        return {os.path.realpath(path) for path in self.paths if path}
 
 
-def read_query(place: Path) -> list[Triplet]:
-    """The triplets of a folder, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises `UserError`."""
+def unlabelled_reader(cfg: CfgNode) -> Reader:
+    """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
+    "." may lie in it."""
+    flat = next((entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None)
+    absent = set(MODALITIES) - set(cfg.MODEL.MODALITIES)
+    return Reader(lambda root, _: [Sample(triplet.paths, UNKNOWN, UNKNOWN) for triplet in read_folder(root, flat, absent)],
+                  f"{{{','.join(cfg.MODEL.MODALITIES)}}}", labelled=False, locate=lambda root: root)
+
+
+def read_folder(folder: Path, flat: str | None = None, absent: Collection[str] = ()) -> list[Triplet]:
+    """The triplets of a folder and the folders in it, sorted by name, without modalities that are `absent`; one without
+    subfolders of modalities has images of the modality `flat`. Raises `UserError` where there is no image."""
+    places = {modality: existing(folder) / modality for modality in MODALITIES if (folder / modality).is_dir()}
+    places = places or ({flat: folder} if flat else {})
+    triplets = triplets_in({modality: place for modality, place in places.items() if modality not in absent})
+    if not triplets:
+        other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
+        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}{other}; give one with {LAYOUT}; {FLAT}.")
+    return triplets
+
+
+def read_query(place: Path, flat: str | None = None) -> list[Triplet]:
+    """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises
+    `UserError`."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
-        return read_folder(place)
-    parent = place.parent if place.parent.name else place.absolute().parent
-    if parent.name not in MODALITIES:
+        return read_folder(place, flat)
+    own = next((parent for parent in (*place.parents, *place.absolute().parents) if parent.name in MODALITIES), None)
+    if own is None and flat is None:
         raise UserError(f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
-                        "it into one of them, or give a folder with them.")
-    folder = parent.parent
-    found = _images(folder)
-    if place.name not in found[parent.name].values():
+                        f"it into one of them, or give a folder with them; {FLAT}.")
+    found = triplets_in({modality: own.parent / modality for modality in MODALITIES} if own else {str(flat): place.parent})
+    names = {str(place), str(place.absolute())}
+    triplet = next((triplet for triplet in found if not names.isdisjoint(triplet.paths)), None)
+    if triplet is None:
         raise UserError(f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
                         "rename it.")
-    return [_triplet(folder, place.stem, found)]
+    return [triplet]
 
 
-def _images(folder: Path) -> dict[str, dict[str, str]]:
-    """The file names of each modality that has a folder, by their stems. Raises `UserError` as `image_names`."""
-    return {modality: image_names(folder / modality) for modality in MODALITIES if (folder / modality).is_dir()}
-
-
-def _triplet(folder: Path, name: str, found: dict[str, dict[str, str]]) -> Triplet:
-    return Triplet(name, tuple(str(folder / modality / found[modality][name]) if name in found.get(modality, ()) else None
-                               for modality in MODALITIES))
+def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
+    """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as `others`
+    are left out. Raises `UserError` as `image_names`."""
+    found = {modality: image_names(place, others) for modality, place in places.items() if place.is_dir()}
+    return [Triplet(name, tuple(str(places[modality] / found[modality][name]) if name in found.get(modality, ()) else None
+                                for modality in MODALITIES))
+            for name in sorted({name for images in found.values() for name in images})]

@@ -89,6 +89,14 @@ def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decod
 
 def verify(paths: Iterable[str]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
+    checked = set(paths)
+    if found := unreadable(checked):
+        raise UserError("\n  ".join([f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
+                                      "triplets:", *found.values()]))
+
+
+def unreadable(paths: Iterable[str]) -> dict[str, str]:
+    """The images that cannot be read, sorted by path, and what is wrong: "PATH cannot be read (reason)"."""
     def problem(path: str) -> str:
         try:
             decode(path, advice="")
@@ -97,9 +105,8 @@ def verify(paths: Iterable[str]) -> None:
         return ""
 
     checked = sorted(set(paths))
-    if found := list(filter(None, _parallel(problem, checked, "verifying images"))):
-        raise UserError("\n  ".join([f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
-                                      "triplets:", *found]))
+    problems = zip(checked, _parallel(problem, checked, "verifying images"), strict=True)
+    return {path: problem for path, problem in problems if problem}
 
 
 def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:

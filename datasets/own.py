@@ -2,7 +2,7 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,8 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import SPLITS, Reader, Sample, is_image
+from demo_sdtps.datasets.base import SPLITS, Reader, Sample
+from demo_sdtps.datasets.folders import triplets_in
 
 JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
@@ -95,24 +96,13 @@ def _rows_of_folders(root: Path, folders: Mapping[str, str], modalities: list[st
             raise UserError(f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
                             f"or leave {name} out of MODEL.MODALITIES.")
     for split, place in places.items():
-        found = {name: dict(_images(place[name], set(folders.values()))) for name in modalities}
-        for name in sorted({name for images in found.values() for name in images}):
-            match = pattern.search(name)
-            paths = tuple(found.get(modality, {}).get(name) for modality in MODALITIES)
+        for triplet in triplets_in(place, set(folders.values())):
+            match = pattern.search(triplet.name)
             if not match:
-                raise UserError(f"The image {next(filter(None, paths))} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
+                raise UserError(f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                                 "rename or remove it, or give another pattern.")
-            rows.append(Row(split, match["identity"], match["camera"], paths))
+            rows.append(Row(split, match["identity"], match["camera"], triplet.paths))
     return rows
-
-
-def _images(folder: Path, others: set[str]) -> Iterator[tuple[str, str]]:
-    """Names below a folder, without ending, and paths of the images there, but for those in folders of other modalities."""
-    for place, inner, names in os.walk(folder):
-        inner[:] = [name for name in inner if name not in others and not name.startswith(".")]
-        for name in filter(is_image, names):
-            path = Path(place, name)
-            yield path.relative_to(folder).with_suffix("").as_posix(), str(path)
 
 
 def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:

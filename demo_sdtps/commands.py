@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("train_net", "train a model, and evaluate it as it learns"),
     "test": ("test_net", "evaluate a checkpoint: mAP and Rank-1/5/10"),
     "search": ("tools.search", "find the images of a gallery that are most like a query"),
+    "app": ("tools.app", "search by a page in the browser"),
     "export": ("tools.export_features", "write the features of a split as numpy arrays, or in shards"),
     "export onnx": ("tools.export_onnx", "write the model as ONNX"),
     "rank": ("tools.rank_features", "mAP and nearest of exported features, larger than the memory"),

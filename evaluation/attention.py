@@ -138,4 +138,4 @@ def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, contex
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
     kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, last.grid_positions(backbone.num_patches), 1.0)
     whole = torch.zeros_like(kept).scatter(1, positions, values) * kept
-    return Maps(*(split_rows(part.unflatten(1, context.grid).cpu(), context.class_tokens) for part in (whole, kept > 0)))
+    return Maps(*(split_rows(part.unflatten(1, context.grid).cpu(), list(context.tokens)) for part in (whole, kept > 0)))

@@ -19,6 +19,8 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
+NO_LABELS = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
+
 
 @dataclass
 class TestData:
@@ -57,7 +59,8 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
     matched = sum(1 for sample in query if seen[sample.identity] - {getattr(sample, key)})
     if not matched:
         raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-                        f"identity with another {key}), so nothing can be scored; check the test split.")
+                        f"identity with another {key}), so nothing can be scored; "
+                        f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}.")
     return matched
 
 

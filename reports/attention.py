@@ -77,7 +77,8 @@ def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tupl
     for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
         scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
         for column, (modality, image) in enumerate(zip(names, images(cfg, sample), strict=True)):
-            panels = [np.full_like(image, BLANK)] * 2 if modality in missing else [
+            is_missing = modality in missing or modality not in sample.modalities
+            panels = [np.full_like(image, BLANK)] * 2 if is_missing else [
                 image, heated(image, maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
                               (0, scales[modality]))]
             for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):

@@ -5,6 +5,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.embedding import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
@@ -14,11 +15,15 @@ MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
 def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
-    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured."""
-    figure, axes = plt.subplots(1, len(LABELS), figsize=(7.5 * len(LABELS), 6), layout="constrained")
-    labels = {label: np.array([getattr(sample, label) for sample in samples]) + (label == "camera")  # from 1, as in file names
-              for label in LABELS}
-    for axis, (label, values) in zip(axes, labels.items(), strict=True):
+    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured; samples without labels by the
+    modalities that they have."""
+    names = LABELS if samples[0].identity != UNKNOWN else ("modalities",)
+    figure, axes = plt.subplots(1, len(names), figsize=(7.5 * len(names), 6), layout="constrained", squeeze=False)
+    labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples]),
+              "identity": np.array([sample.identity for sample in samples]),
+              "camera": np.array([sample.camera + 1 for sample in samples])}  # from 1, as in file names
+    labels = {label: labels[label] for label in names}
+    for axis, (label, values) in zip(axes[0], labels.items(), strict=True):
         draw_points(axis, points, values)
         distinct = np.unique(values)
         axis.set_title(f"by {label} ({len(distinct)})")
@@ -27,7 +32,7 @@ def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], 
     number, _, name = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     figure.suptitle(f"{METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
                     f"{options(cfg)}")
-    for axis, values in zip(axes, labels.values(), strict=True):
+    for axis, values in zip(axes[0], labels.values(), strict=True):
         name_groups(axis, points, values)
     return save(figure, path)
 

@@ -11,6 +11,7 @@ from torchvision.transforms.v2.functional import resize
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES
@@ -39,7 +40,10 @@ def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
-    """A sample's identity, and its camera, from 1, or its scene, whichever the protocol excludes by."""
+    """A sample's identity, and its camera, from 1, or its scene, whichever the protocol excludes by; its file where it has no
+    labels."""
+    if sample.identity == UNKNOWN:
+        return Path(sample.files[0]).name
     where = f"scene {sample.scene}" if exclude_key(cfg) == "scene" else f"camera {sample.camera + 1}"
     return f"id {sample.identity}, {where}"
 

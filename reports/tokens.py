@@ -58,7 +58,8 @@ def panels(cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int)
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
     seen = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
     parts: dict[str, np.ndarray] = {}
-    for modality, image in {**seen, SHARED: np.mean(list(seen.values()), axis=0).astype(np.uint8)}.items():
+    mean = np.mean([image for modality, image in seen.items() if modality in sample.modalities], axis=0).astype(np.uint8)
+    for modality, image in {**seen, SHARED: mean}.items():
         parts |= {modality: image} if modality in seen else {}
         for title, by_modality in grids.items():
             own = {SHARED: next(iter(by_modality.values()))} if is_shared(by_modality) else by_modality

@@ -197,8 +197,7 @@ def mean_camera(backbone: Backbone) -> Iterator[None]:
     """Inside, `backbone` has one more camera, the last, whose embedding is the mean of the others."""
     embedding = backbone.camera_embedding
     try:
-        if embedding is not None:
-            backbone.camera_embedding = nn.Parameter(torch.cat([embedding, embedding.mean(dim=0, keepdim=True)]).detach())
+        backbone.add_mean_camera()
         yield
     finally:
         backbone.camera_embedding = embedding

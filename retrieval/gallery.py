@@ -13,12 +13,12 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import verify
+from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.modeling.checkpoint import weights_file
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
-from demo_sdtps.runtime.distributed import all_gather_rows, broadcast_from_main, shard_for_rank
+from demo_sdtps.runtime.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
 from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 
@@ -85,6 +85,8 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
     `UserError` with all images of the shard that cannot be read."""
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
+        if not triplets:
+            return np.empty((0, reid.widths[pattern]), np.float32)
         own = shard_for_rank(triplets)
         try:
             rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern)
@@ -94,6 +96,15 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
         return all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
 
     return extract
+
+
+def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
+    """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
+    `broken` by path. Each of several processes reads a shard of them."""
+    own = unreadable(path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
+    for part in all_gather_object(own):
+        broken.update(part)
+    return [triplet for triplet in (triplet.without(broken) for triplet in triplets) if any(triplet.paths)]
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -127,8 +138,10 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
     return Index(store)
 
 
-def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -> Changes:
-    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted, `SHARD_ROWS` at a time.
+def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract,
+           check: Callable[[Sequence[Triplet]], list[Triplet]] = list) -> Changes:
+    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
+    `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
 
     Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
     together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
@@ -136,13 +149,14 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract) -
     changes, todo = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(todo), SHARD_ROWS):
-            chunk = [triplets[row] for row in todo[start:start + SHARD_ROWS]]
+            rows = todo[start:start + SHARD_ROWS]
+            chunk = check([triplets[row] for row in rows])
             stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
             features = extract(chunk)
-            if index is not None:
+            if index is not None and chunk:
                 index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
                 index.commit()
-            bar.update(len(chunk))
+            bar.update(len(rows))
     return changes
 
 

@@ -5,7 +5,8 @@ Euclidean ones, computed in float64 for the samples that are shown: samples of e
 wherever they lie, and are ordered by name.
 """
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,13 @@ def reranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hi
     return _ordered(hits.rows, found.astype(np.float32), names, top)
 
 
+def reranked_whole(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+    """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
+    rows = np.arange(len(names))
+    found = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery.take(rows))).numpy()
+    return _ordered(np.broadcast_to(rows, found.shape), found, names, top)
+
+
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     found = np.full(rows.shape, np.inf, np.float32)
@@ -85,15 +93,15 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
     return np.where(rows < 0, np.float32(np.inf), found)
 
 
-def write_csv(path: Path, queries: Sequence[str], found: Sequence[Sequence[str]], distances: np.ndarray) -> None:
-    """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries and hits."""
+def write_csv(path: Path, queries: Sequence[str], found: Iterable[Iterable[tuple[str, float]]]) -> None:
+    """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries, and of hits with their
+    distances."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for query, hits, line in zip(queries, found, distances.tolist(), strict=True):
-            writer.writerows((query, rank, hit, f"{distance:.6f}")
-                             for rank, (hit, distance) in enumerate(zip(hits, line, strict=True), start=1))
+        for query, hits in zip(queries, found, strict=True):
+            writer.writerows((query, rank, hit, f"{distance:.6f}") for rank, (hit, distance) in enumerate(hits, start=1))
 
 
 def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +120,7 @@ def _ordered(rows: np.ndarray, found: np.ndarray, names: Sequence[str], top: int
     """The `top` first of each line of candidates (Q, count) with distances `found`, by distance, then by name."""
     hits = _no_hits(len(rows), top)
     for number, (line, values) in enumerate(zip(rows.tolist(), found, strict=True)):
-        order = sorted(range(len(line)), key=lambda place: (values[place], names[line[place]]))[:top]
+        order = nsmallest(top, range(len(line)), key=lambda place: (values[place], names[line[place]]))
         hits.rows[number], hits.distances[number] = rows[number, order], values[order]
     return hits
 

@@ -44,7 +44,8 @@ def rank(arguments: argparse.Namespace) -> None:
         if arguments.csv:
             hits = nearest(features, gallery.features, gallery.names, arguments.top)
             write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names),
-                      [[gallery.names[row] for row in rows] for rows in hits.rows.tolist()], hits.distances)
+                      [[(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
+                       for line in zip(hits.rows.tolist(), hits.distances.tolist(), strict=True)])
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())

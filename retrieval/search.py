@@ -2,65 +2,113 @@
 import argparse
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FLAT, TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.retrieval.approximate import approximate, check_size
-from demo_sdtps.retrieval.extractor import make_extractor
-from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index, origin_of, update
-from demo_sdtps.retrieval.nearest import Hits, nearest, reranked
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor
+from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index, origin_of, readable, update
+from demo_sdtps.retrieval.nearest import Hits, nearest, reranked, reranked_whole
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import locked
 
-Found = tuple[Sequence[Triplet], Sequence[Sequence[Triplet]], np.ndarray]
-"""Queries, the hits of each, and their distances (Q, top)."""
+MOST_RERANKED = 20_000
+"""Triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)."""
 
 
-def search(arguments: argparse.Namespace, cfg: CfgNode) -> Found | None:
-    """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`."""
+class Found(NamedTuple):
+    """Queries, the hits of each with their distances, which are `distance`, and what is wrong with images that were left out,
+    by path."""
+
+    queries: Sequence[Triplet]
+    hits: list[list[tuple[Triplet, float]]]
+    distance: str
+    broken: dict[str, str]
+
+
+def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triplet] | None = None,
+           reid: Extractor | None = None) -> Found | None:
+    """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`.
+
+    `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
+    """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-    gallery, queries = read_folder(arguments.gallery), read_query(arguments.query)
-    top, deepest = depths(arguments, len(gallery))
+    gallery = read_folder(arguments.gallery, arguments.modality)
+    queries = read_query(arguments.query, arguments.modality) if queries is None else queries
+    depths(arguments, cfg, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")
+    broken: dict[str, str] = {}
+    check = partial(readable, broken=broken) if arguments.skip_unreadable else list
     with ExitStack() as stack:
         index = None
         if is_main():
             stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
-        extract = extraction(make_extractor(cfg), arguments.return_pattern)
+        extract = extraction(reid or make_extractor(cfg), arguments.return_pattern)
+        queries = check(queries)
         features = extract(queries)  # before the gallery, which may take hours
-        changes = update(index, gallery, extract)
+        changes = update(index, gallery, extract, check)
         if index is None:
             return None
         print_lines(report(index, changes))
-        hits = find(index, features, deepest, arguments.index_type)
-        if arguments.re_rank:
-            hits = reranked(features, index.features(), index.names, hits, top)
-        names = index.names
-    by_name = {triplet.name: triplet for triplet in gallery}
-    return queries, [[by_name[names[row]] for row in rows] for rows in hits.rows], hits.distances
+        by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
+        hits = hits_of(arguments, cfg, index, queries, features, by_name) if queries else []
+        return Found(queries, hits, RERANKED if arguments.re_rank or is_whole(arguments, cfg) else SQUARED, broken)
 
 
-def depths(arguments: argparse.Namespace, gallery: int) -> tuple[int, int]:
-    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small."""
+def hits_of(arguments: argparse.Namespace, cfg: CfgNode, index: Index, queries: Sequence[Triplet], features: np.ndarray,
+            by_name: Mapping[str, Triplet]) -> list[list[tuple[Triplet, float]]]:
+    """The hits of queries with features (Q, D), and their distances, in an index that is up to date. Raises `UserError`."""
+    names, gallery = index.names, index.features()
+    top, deepest = depths(arguments, cfg, len(names))
+    wider = min(top + 1, len(names))  # a query may be among its hits
+    if is_whole(arguments, cfg):
+        hits = reranked_whole(features, gallery, names, wider)
+    else:
+        hits = find(index, features, max(deepest, wider), arguments.index_type)
+        hits = reranked(features, gallery, names, hits, wider) if arguments.re_rank else hits
+    found = []
+    for query, rows, distances in zip(queries, *hits, strict=True):
+        own = set() if arguments.keep_self else query.real_paths()
+        line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
+        found.append([(hit, distance) for hit, distance in line if own.isdisjoint(hit.real_paths())][:top])
+    return found
+
+
+def is_whole(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
+    """Whether queries and gallery are re-ranked as a whole, as in the evaluation."""
+    return cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank
+
+
+def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
+    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small, or too large to
+    be re-ranked."""
     top = arguments.top or min(TOP, gallery)
+    if not gallery:
+        raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")
     if top > gallery:
         raise UserError(f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many.")
     if arguments.re_rank and arguments.re_rank < top:
         raise UserError(f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many.")
+    if is_whole(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
+        raise UserError(f"TEST.RE_RANKING is yes, but a gallery of {gallery} triplets with --index_type {arguments.index_type} "
+                        f"is not re-ranked as a whole (flat, at most {MOST_RERANKED}); give --re_rank K for the K nearest of "
+                        "each query, or TEST.RE_RANKING no.")
     check_size(arguments.index_type, gallery)
     return top, min(arguments.re_rank or top, gallery)
 

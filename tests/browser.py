@@ -9,8 +9,8 @@ BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shu
 
 
 @contextmanager
-def headless():
-    """A driver of the system's Chromium; skips the test where there is none."""
+def headless(log=False):
+    """A driver of the system's Chromium, which with `log` notes its requests too; skips the test where there is none."""
     if not (BROWSER and DRIVER):
         pytest.skip("chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)")
     from selenium import webdriver
@@ -19,7 +19,7 @@ def headless():
     options.binary_location = BROWSER
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"} | ({"performance": "ALL"} if log else {}))
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
     try:
         yield driver
@@ -28,7 +28,7 @@ def headless():
 
 
 class Page:
-    """A page in the browser; elements by CSS."""
+    """A page in the browser, given its path or address; elements by CSS."""
 
     def __init__(self, driver, path):
         self.driver, self.path = driver, path
@@ -41,7 +41,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
                                     {"features": [{"name": "prefers-color-scheme", "value": scheme},
                                                   {"name": "prefers-reduced-motion", "value": "reduce"}]})
-        self.driver.get(self.path.as_uri())
+        self.driver.get(self.path if isinstance(self.path, str) else self.path.as_uri())
 
     def run(self, script):
         return self.driver.execute_script(script)

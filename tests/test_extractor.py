@@ -65,6 +65,29 @@ def test_a_missing_modality_is_that_of_the_evaluation(reid, trained, files, comm
     assert_same(reid.features(**mixed, camera=cameras), expected)
 
 
+def test_an_export_of_own_images_has_their_features(reid, trained, files, command, tmp_path):
+    """A folder without labels, where images are absent; cameras are unknown."""
+    given = {name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
+             for place, (name, paths) in enumerate(files.items())}
+    for name, paths in given.items():
+        for path in filter(None, paths):
+            to = tmp_path / "photos" / name.upper() / "sub" / f"{path.stem}.jpg"
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes())
+    for words, folder, expected in (((), "photos", given), (("--modality", "ti"), "photos/TI", {"ti": given["ti"]})):
+        code, _, stderr = command(export_features.main, "--weight", trained / "last.pth", "--normalise", "--output",
+                                  tmp_path / "x.npz", "--overwrite", "--images", tmp_path / folder, *words)
+        assert code == 0, stderr
+        found = np.load(tmp_path / "x.npz")
+        shown = [number for number in range(SHOWN) if any(paths[number] for paths in expected.values())]
+        assert len(shown) >= 3 and set(found["ids"]) == set(found["cams"]) == {-1}
+        assert_same(found["features"], reid.features(**{name: [paths[number] for number in shown]
+                                                        for name, paths in expected.items()}))
+        names = [[path and path.name for path in (paths[number] for paths in given.values())] for number in shown]
+        if not words:
+            assert [[Path(path).name if path else None for path in row] for row in found["paths"].tolist()] == names
+
+
 def test_every_kind_of_image_gives_the_same(reid, files):
     expected = reid.features(**files)
     images = {name: [Image.open(path).convert("RGB") for path in paths] for name, paths in files.items()}

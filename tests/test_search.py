@@ -8,6 +8,7 @@ from reference import search as reference
 from test_reranking import roundings, undecided
 
 from demo_sdtps.config.common import APPROXIMATE
+from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval import approximate, nearest
 from demo_sdtps.retrieval.nearest import Hits
 from demo_sdtps.retrieval.store import Stack
@@ -76,6 +77,15 @@ def test_re_ranking_orders_the_hits_alone():
         lengths, scale = roundings(*sides)
         assert_order(place, line, 2 * tolerance(*lengths) * scale)
         assert_close(distances, [line[one] for one in place], *lengths, scale=scale)
+
+
+def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
+    generator = numpy_generator(7)
+    gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
+    found = nearest.reranked_whole(queries, stack_of(gallery), names_of(generator, 40), 40)
+    expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
+    assert np.array_equal(found.distances, np.sort(expected, axis=1))
+    assert np.array_equal(np.take_along_axis(expected, found.rows, axis=1), found.distances)
 
 
 def test_queries_with_too_few_candidates_are_searched_exactly():

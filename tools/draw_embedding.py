@@ -22,7 +22,7 @@ from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 def main() -> None:
     parser = config_parser("Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
-                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT)
+                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT, images=True)
     parser.add_argument("--method", choices=METHODS, default="pca", help="default: pca; umap needs pip install '.[umap]'")
     add_return_pattern(parser, "features that are drawn")
     parser.add_argument("--points", type=positive_int, default=2000, metavar="N",

@@ -21,7 +21,8 @@ from demo_sdtps.config.cli import (
 
 def main() -> None:
     parser = config_parser("Draw queries and their best ten gallery triplets in all three modalities, with their "
-                           "distances; hits have a green frame, misses a red one.", checkpoint=WEIGHT)
+                           "distances; hits have a green frame, misses a red one. Needs labels of identities: for "
+                           "images without, tools/search.py writes a page.", checkpoint=WEIGHT)
     add_return_pattern(parser, "features that are ranked")
     add_output(parser, "--output", *PICTURE, default="ranks.png", help="default: ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",

@@ -11,7 +11,7 @@ from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, posi
 
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
-                           "others are covered.", checkpoint=WEIGHT)
+                           "others are covered.", checkpoint=WEIGHT, images=True)
     add_output(parser, "--output", ".png", default="tokens.png", help="default: tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
