@@ -12,8 +12,8 @@ from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.files import read_json
 
-METRICS = "metrics.json"
-"""Name of the file in OUTPUT_DIR with a record of each epoch."""
+METRICS, RECORD = "metrics.json", "run.json"
+"""Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
 RANKS = (1, 5, 10)
 MEASURES = ("mAP", *(f"Rank-{k}" for k in RANKS))
 NAME_WIDTH, CASE_WIDTH = 16, 18

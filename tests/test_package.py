@@ -108,7 +108,7 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
 def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monkeypatch):
     cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
     save_checkpoint(tmp_path / "runs" / "demo" / "best.pth", cfg, make_model(cfg, 60, 4), 1)
-    for name in ("a.jpg", "b.png"):
+    for name in ("a.jpg", "b.png", "c.jpg", "d.jpg"):
         Image.new("RGB", (40, 90)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -118,8 +118,9 @@ def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monk
         assert exists(name), name
     found = {}
     for example in re.findall(r"```python\n(.*?)```", page, re.S):
-        exec(example, found)
-    assert found["features"].shape == (1, found["reid"].widths[3])
+        if "onnxruntime" not in example:  # which test_export_onnx.py runs
+            exec(example, found)
+    assert found["rows"].shape == (1, 2) and found["features"].shape == (1, found["reid"].widths[3])
     assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1 and issubclass(found["Contrast"], Score)
 
 

@@ -8,13 +8,13 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.tables import METRICS
+from demo_sdtps.evaluation.tables import METRICS, RECORD
 from demo_sdtps.runtime.distributed import is_main
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
-CONFIG, RECORD, LOG = "config.yml", "run.json", "log.txt"
+CONFIG, LOG = "config.yml", "log.txt"
 OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
 EVENTS = "events.out.tfevents.*"
 
