@@ -10,8 +10,7 @@ from torch import nn
 import demo_sdtps
 from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.modeling.inference import evaluating
-from demo_sdtps.training.timing import in_turns
+from demo_sdtps.training.timing import in_turns, infer
 
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224", "CLIP ViT-B/16": "vit_base_patch16_clip_224",
           "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2"}
@@ -31,7 +30,7 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         cases |= {setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in SETTINGS}
         operations = {setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),)) for setting, model in cases.items()}
         images = torch.randn(2 if quick else BATCH, 3, SIZE, SIZE, device=device)
-        works: dict[tuple, Callable[[], object]] = {setting: partial(features, model.to(device), images)
+        works: dict[tuple, Callable[[], object]] = {setting: partial(infer, model.to(device), images)
                                                     for setting, model in cases.items()}
         seconds = in_turns(name, works, 1 if quick else 8, device)
         for setting in SETTINGS:
@@ -43,8 +42,3 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
             yield Row("… images per second, float32", *speeds, "", speeds[1] / speeds[0])
     for what, (before, after) in TOME.items():
         yield Row(f"ToMe, published: {what}, V100, images per second", before, after, "", after / before)
-
-
-def features(model: nn.Module, images: torch.Tensor) -> None:
-    with evaluating(model):
-        model(images)

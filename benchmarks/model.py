@@ -1,6 +1,6 @@
 """Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation."""
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,9 +42,10 @@ class Sides:
         self.images, self.cameras, self.labels = random_batch(cfg, batch, self.device)
 
     @torch.no_grad()
-    def infer(self, model: nn.Module) -> torch.Tensor:
-        """Original and enhanced features (B, D)."""
-        return model.eval()(self.images, self.cameras)
+    def infer(self, model: nn.Module, precision: torch.dtype | None = None) -> torch.Tensor:
+        """Original and enhanced features (B, D), under autocast in `precision`, if given."""
+        with autocast(self.device, precision):
+            return model.eval()(self.images, self.cameras)
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
         solver = self.cfg.SOLVER
@@ -60,10 +61,10 @@ def configuration(*opts: str) -> CfgNode:
 
 
 def model_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    yield from inference_rows(quick, device)
-    yield from training_rows(quick, device)
+    """Beside the reference in float32; on a GPU also beside the reference in the same precision."""
+    yield from precision_rows(FEW if quick else BATCH, 1 if quick else 2, precisions(device), with_memory=not quick)
     if device.type == "cuda":
-        yield from same_precision_rows(GPU_BATCH, 1 if quick else 5)
+        yield from precision_rows(GPU_BATCH, 1 if quick else 5, (None, torch.bfloat16), are_alike=True)
 
 
 def precisions(device: torch.device) -> list[torch.dtype | None]:
@@ -71,62 +72,37 @@ def precisions(device: torch.device) -> list[torch.dtype | None]:
     return [None, torch.bfloat16] if choose_precision("auto", device) is torch.bfloat16 else [None]
 
 
-def inference_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Inference in float32 and bfloat16 beside the reference's in float32: time, and cosine similarity of features."""
-    for precision in precisions(device):
-        name, sides = name_of(precision), Sides(configuration(), FEW if quick else BATCH)
-        found, expected = sides.infer(sides.ours), sides.infer(sides.plain)
-        check_equal("inference", found, expected)
-        work: Work = {"reference": partial(sides.infer, sides.plain), "ours": partial(sides.infer, sides.ours)}
-        with inference(sides.ours, precision):  # weights are cast once for all batches
-            seconds = in_turns(f"inference, {name}", work, 1 if quick else 2, sides.device)
-            cast = sides.infer(sides.ours)
-        yield speed_row(f"inference, {name}, {len(sides.labels)} triplets", seconds, at_least=4 if precision else 1)
-        if precision:
-            cosine = F.cosine_similarity(cast, found).min().item()
+def precision_rows(batch: int, rounds: int, halves: Sequence[torch.dtype | None], are_alike: bool = False,
+                   with_memory: bool = False) -> Iterator[Row]:
+    """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
+    where both `are_alike`, under the same autocast; then, on a GPU, also the memory, and inference with compiled blocks."""
+    for half in halves:
+        sides, theirs = Sides(configuration(), batch), half if are_alike else None
+        what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
+        work: Work = {"reference": partial(sides.infer, sides.plain, theirs), "ours": partial(sides.infer, sides.ours)}
+        expected = sides.infer(sides.ours)
+        check_equal("inference", expected, sides.infer(sides.plain))
+        with inference(sides.ours, half):  # weights are cast once for all batches
+            seconds = in_turns(f"inference, {what}", work, rounds, sides.device)
+            cosine = F.cosine_similarity(sides.infer(sides.ours), expected).min().item()
+        yield speed_row(f"inference, {what}", seconds, None if are_alike else 4 if half else 1)
+        if half:
             yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
-
-
-def training_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Time of a training step in float32 and bfloat16 beside the reference's in float32, and its peak memory."""
-    for precision in precisions(device):
-        name, sides = name_of(precision), Sides(configuration(), FEW if quick else BATCH)
-        work: Work = {"reference": sides.step(sides.plain), "ours": sides.step(sides.ours, precision)}
-        seconds = in_turns(f"training, {name}", work, 1, sides.device)
-        yield speed_row(f"training step, {name}, {len(sides.labels)} triplets", seconds, at_least=3 if precision else 1.1)
-        if not precision and not quick:
-            del sides, work  # frees memory for the processes that follow
-            plain_side, ours = (peak_memory(train, side, BATCH // 2) / MIB for side in ("reference", "ours"))
-            ratio = plain_side / ours
-            yield Row(f"… peak memory of a process, {BATCH // 2} triplets", plain_side, ours, "MiB", ratio, "≥ 1×", ratio >= 1)
-
-
-def same_precision_rows(batch: int, rounds: int) -> Iterator[Row]:
-    """Inference and training step of both, in float32 and under the same autocast in bfloat16; on a GPU also their memory, and
-    inference with compiled blocks."""
-    for half in (None, torch.bfloat16):
-        name, sides = name_of(half), Sides(configuration(), batch)
-        ours = partial(sides.infer, sides.ours)
-
-        def plain(sides: Sides = sides, half: torch.dtype | None = half) -> torch.Tensor:
-            with autocast(sides.device, half):
-                return sides.infer(sides.plain)
-
-        if half is None:
-            check_equal("inference", ours(), plain())
-        with inference(sides.ours, half):
-            seconds = in_turns(f"inference, {name}", {"reference": plain, "ours": ours}, rounds, sides.device)
-        yield speed_row(f"inference, both in {name}, {batch} triplets", seconds)
-        steps: Work = {"reference": sides.step(sides.plain, half), "ours": sides.step(sides.ours, half)}
-        yield speed_row(f"training step, both in {name}, {batch} triplets",
-                        in_turns(f"training, {name}", steps, rounds, sides.device))
-        if sides.device.type == "cuda":
+        steps: Work = {"reference": sides.step(sides.plain, theirs), "ours": sides.step(sides.ours, half)}
+        yield speed_row(f"training step, {what}", in_turns(f"training, {what}", steps, rounds, sides.device),
+                        None if are_alike else 3 if half else 1.1)
+        if are_alike and sides.device.type == "cuda":
             reference, own = (allocated(step, sides.device) / MIB for step in steps.values())
             yield Row("… memory beside models and optimisers", reference, own, "MiB", reference / own)
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
-                compiled = in_turns("compiled", {"ours": ours}, rounds, sides.device)
-            yield speed_row(f"inference, {name}, MODEL.COMPILE beside none", {"reference": seconds["ours"]} | compiled)
+                compiled = in_turns("compiled", {"ours": work["ours"]}, rounds, sides.device)
+            yield speed_row(f"inference, {name_of(half)}, MODEL.COMPILE beside none", {"reference": seconds["ours"]} | compiled)
+        del sides, work, steps  # frees memory for the processes that follow
+        if with_memory and not half:
+            reference, own = (peak_memory(train, side, batch // 2) / MIB for side in ("reference", "ours"))
+            yield Row(f"… peak memory of a process, {batch // 2} triplets", reference, own, "MiB", reference / own, "≥ 1×",
+                      reference >= own)
 
 
 def allocated(step: Callable[[], object], device: torch.device) -> int:
@@ -159,7 +135,7 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(batch),
                             "TEST.AMP", mode, *small)
         height, width = cfg.INPUT.SIZE_TEST
-        draw(Path(root), height, width, identities=2, test_identities=identities)
+        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width)  # 4 triplets of each
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -191,8 +167,3 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
 
 def name_of(precision: torch.dtype | None) -> str:
     return str(precision or torch.float32).removeprefix("torch.")
-
-
-def draw(root: Path, height: int, width: int, identities: int, test_identities: int) -> None:
-    """Write synthetic triplets in the layout of RGBNT201, 4 of each training and test identity."""
-    pedestrians.write_data_set(root / pedestrians.FOLDER, identities, test_identities, 1, height, width)

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: rows of the table, and peak memory of a process."""
+"""Shared parts of the benchmarks: rows of the table, the record and its report, and peak memory of a process."""
 import multiprocessing
 import resource
 import sys
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from demo_sdtps.runtime.device import choose_precision
+from demo_sdtps.runtime.threads import cpu_cores
+from demo_sdtps.training.record import command, commit, machine, versions
 
 
 class Row(NamedTuple):
@@ -48,6 +52,27 @@ def _digits(value: float) -> str:
     if 0.99 < value < 1:
         return f"{value:.5f}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def about(device: torch.device, quick: bool) -> dict:
+    """What a record of measurements on `device` begins with: command, commit, versions and machine."""
+    return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
+            "machine": {**machine(device), "cores": cpu_cores(),
+                        "bfloat16": choose_precision("auto", device) is torch.bfloat16}}
+
+
+def headline(record: dict) -> str:
+    """Command, machine and versions of a record."""
+    made, what = record["versions"], record["machine"]
+    half = "with" if what["bfloat16"] else "without"
+    where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
+    return (f"`{record['command']}` on {where}, {what['threads']} threads; "
+            + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
+
+
+def as_report(record: dict) -> str:
+    """Record of --json as Markdown: command, machine and versions, and the table."""
+    return f"{headline(record)}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
 
 
 def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4) -> None:

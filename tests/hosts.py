@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import demo_sdtps
-from demo_sdtps.benchmarks.record import headline
+from demo_sdtps.benchmarks.rows import headline
 from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.slim import slimming_of
 from demo_sdtps.plug_in.hosts import HOSTS

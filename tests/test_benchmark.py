@@ -7,8 +7,7 @@ import pytest
 from commands import ROOT
 
 from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.record import as_report
-from demo_sdtps.benchmarks.rows import Row
+from demo_sdtps.benchmarks.rows import Row, as_report
 from demo_sdtps.benchmarks.slimming import pairs
 
 PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance",

@@ -3,7 +3,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -83,6 +83,6 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
     return found
 
 
-def infer(model: nn.Module, images: dict[str, torch.Tensor], cameras: torch.Tensor) -> None:
+def infer(model: nn.Module, *inputs: Any) -> None:
     with evaluating(model):
-        model(images, cameras)
+        model(*inputs)
