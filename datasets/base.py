@@ -99,7 +99,7 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     Raises `UserError` for a missing folder and two images of the same stem.
     """
     names: dict[str, str] = {}
-    for entry in os.scandir(existing(folder)):
+    for entry in [*os.scandir(existing(folder))]:
         name = entry.name
         if is_image(name):
             if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
