@@ -25,7 +25,6 @@ PARTS = {  # description; function from `quick` and device to rows
     "evaluation": ("the evaluation of an epoch, from images to mAP", "model:evaluation_rows"),
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),
     "reranking": ("k-reciprocal re-ranking", "ranking:reranking_rows"),
-    "busy": ("training beside other processes, by how threads wait for each other", "busy:busy_rows"),
 }
 
 

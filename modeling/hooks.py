@@ -19,11 +19,10 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from demo_sdtps.modeling.positions import PER_POSITION, put
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import Slimming, patch_shares
 from demo_sdtps.modeling.streams import Chosen, Pass, State, Stream, images_in, is_backward
-from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.modeling.tokens import PER_POSITION, Tokens, put
 from demo_sdtps.modeling.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
 
