@@ -121,18 +121,13 @@ def selects_patches(cfg: CfgNode) -> bool:
     return bool(cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
 
 
-def check_context(context: Context) -> None:
-    """Raise `UserError` for features, by which patches are selected, that are not finite or too large to be compared."""
-    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
-
-
 def choices(model: DeMo, context: Context, missing: frozenset[str] = frozenset()) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
     parts of a score that are named after `missing` modalities.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
-    check_context(context)
+    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
     found: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(context.stages, start=1):
@@ -240,7 +235,8 @@ def as_tables(quality: Quality) -> list[str]:
 
 def as_table(groups: dict[str, Measures]) -> str:
     """One row per group and present modality, in percent."""
-    columns = {name: name.replace("_", " ") for name in SHARES} | {name: f"AP {name}" for name in detectors(groups)}
+    columns = {name: name.replace("_", " ") for name in SHARES} | {
+        name: f"AP {name}" for rows in groups.values() for row in rows.values() for name in row if name not in SHARES}
     lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
     for title, rows in groups.items():
         for index, (modality, row) in enumerate(rows.items()):
@@ -248,8 +244,3 @@ def as_table(groups: dict[str, Measures]) -> str:
             lines.append((title if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
                          + "".join(cell.rjust(11) for cell in cells))
     return "\n".join(lines)
-
-
-def detectors(groups: dict[str, Measures]) -> list[str]:
-    """The detectors of all rows, the score first."""
-    return list(dict.fromkeys(name for rows in groups.values() for row in rows.values() for name in row if name not in SHARES))

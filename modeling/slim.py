@@ -122,11 +122,9 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower
     each = list(score) if isinstance(score, (list, tuple)) else [score, *(deepcopy(score) for _ in range(count - 1))]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
-    return [one if isinstance(one, Score) else _named(one, tower) for one in each]
-
-
-def _named(name: object, tower: Tower) -> Score:
-    if name not in SCORES:
-        raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
-                        f"{nearest(name, SCORES)}.")
-    return resolve_name(ENTRIES[str(name)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE)
+    for name in each:
+        if not isinstance(name, Score) and name not in SCORES:
+            raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
+                            f"{nearest(name, SCORES)}.")
+    return [one if isinstance(one, Score) else
+            resolve_name(ENTRIES[str(one)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE) for one in each]
