@@ -1,4 +1,5 @@
-"""Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation."""
+"""Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation; and these
+two modules alone."""
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,13 +12,17 @@ from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.benchmarks.plain import demo_ranking
+from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
 from demo_sdtps.benchmarks.rows import Row, check_equal, peak_memory, speed_row
-from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.modeling.weights import from_demo
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians
@@ -25,6 +30,7 @@ from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
+FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the plain formulation
 MIB = 2**20
 
 Work = dict[str, Callable[[], object]]  # cases to time, by name
@@ -167,3 +173,50 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
 
 def name_of(precision: torch.dtype | None) -> str:
     return str(precision or torch.float32).removeprefix("torch.")
+
+
+class Fast(nn.Module):
+    """HDM and ATMoE as the model has them, with a plain fusion's weights."""
+
+    def __init__(self, plain: Fusion, width: int, heads: int):
+        super().__init__()
+        self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
+        self.load_state_dict(from_demo({f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}))
+
+    def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
+        return self.atmoe(self.hdm(patches, global_feats))
+
+
+def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
+    """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
+    cfg = load_cfg("RGBNT201/DeMo.yml")
+    torch.manual_seed(cfg.SOLVER.SEED)
+    batch, rounds = (2, 1) if quick else (64, 2)
+    backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
+    width, count = backbone.width, backbone.num_patches
+    plain = Fusion(width, cfg.MODEL.HEAD)
+    modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
+    tokens = random_tokens(batch, count, width, device)
+    check_equal("HDM + ATMoE", fused(modules["ours"], tokens), fused(modules["reference"], tokens))
+    title = f"HDM + ATMoE, {batch} triplets, {count} patches"
+    training = in_turns(title, {name: partial(fusion_step, own, tokens) for name, own in modules.items()}, rounds, device)
+    evaluation = in_turns(title, {name: partial(fused, own, tokens) for name, own in modules.items()}, 2 * rounds, device)
+    return [speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
+            speed_row(f"{title}: training step", training, FUSION_TARGET)]
+
+
+def random_tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
+    """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
+    return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
+            {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
+
+
+@torch.no_grad()
+def fused(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
+    return module.eval()(*inputs)
+
+
+def fusion_step(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
+    module.zero_grad()
+    leaves = [{name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs]
+    module.train()(*leaves).sum().backward()

@@ -21,11 +21,10 @@ PARTS = {  # description; function from `quick` and device to rows
     "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
                  "slimming:slimming_rows"),
     "any_vit": ("demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32", "any_vit:any_vit_rows"),
-    "fusion": ("HDM and ATMoE alone", "modules:fusion_rows"),
+    "fusion": ("HDM and ATMoE alone", "model:fusion_rows"),
     "evaluation": ("the evaluation of an epoch, from images to mAP", "model:evaluation_rows"),
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),
     "reranking": ("k-reciprocal re-ranking", "ranking:reranking_rows"),
-    "busy": ("training beside other processes, by how threads wait for each other", "busy:busy_rows"),
 }
 
 

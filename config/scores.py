@@ -23,7 +23,7 @@ SCORES = {
     "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
     "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
     "random": ScoreEntry(f"{_HERE}.cues:Random"),
-    "mean_mask": ScoreEntry(f"{_HERE}.maps:MeanMask", masks="training"),
+    "mean_mask": ScoreEntry(f"{_HERE}.cues:MeanMask", masks="training"),
     "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),
 }
 """Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""

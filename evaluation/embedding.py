@@ -28,7 +28,13 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
     The same seed gives the same result on the same machine.
     """
     if method == "umap":
-        return np.ascontiguousarray(_umap(features, seed), np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on TensorFlow, which is not needed, and versions of its own dependencies
+            from umap import UMAP
+
+            # A seed and several threads exclude each other.
+            method_of = UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1)
+            return np.ascontiguousarray(method_of.fit_transform(features), np.float32)
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -43,12 +49,3 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
     elif components.shape[1] < 2:
         components = np.pad(components, ((0, 0), (0, 1)))
     return components[:, :2].astype(np.float32)
-
-
-def _umap(features: np.ndarray, seed: int) -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on TensorFlow, which is not needed, and versions of its own dependencies
-        from umap import UMAP
-
-        # A seed and several threads exclude each other.
-        return UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1).fit_transform(features)

@@ -3,13 +3,14 @@
 The convolution that makes the patches begins a `Stream`, the way of its images through the blocks. In one forward the i-th call
 of a block continues the i-th call of the block before, whether the host goes image by image or block by block. Before the block
 behind a stage a hook drops patches, before every later one it gathers what has a row for each position, and behind the last it
-takes the extra tokens away or restores the grid. The hooks are methods of objects, which `copy.deepcopy` copies with the model.
+takes the extra tokens away or restores the grid. The hooks are methods of `Slim`, which `copy.deepcopy` copies with the model.
 """
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from math import inf, prod
 from typing import Any
@@ -19,11 +20,10 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from demo_sdtps.modeling.positions import PER_POSITION, put
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import Slimming, patch_shares
 from demo_sdtps.modeling.streams import Chosen, Pass, State, Stream, images_in, is_backward
-from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.modeling.tokens import PER_POSITION, Tokens, put
 from demo_sdtps.modeling.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
 
@@ -66,7 +66,7 @@ class Slim(Slimming):
         return super()._replicate_for_data_parallel()
 
     @torch._dynamo.disable
-    def begin(self, module: nn.Module, level: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def begin(self, level: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module, `level` modules below the model, is called: a forward begins where none is under way."""
         foreground = kwargs.get("foreground") if level == 0 else None
         kwargs = {key: value for key, value in kwargs.items() if level or key != "foreground"}
@@ -80,7 +80,7 @@ class Slim(Slimming):
         return args, kwargs
 
     @torch._dynamo.disable
-    def end(self, level: float) -> None:
+    def end(self, level: float, *_: object) -> None:
         """The module that began the forward has ended, also by an error."""
         now = self.now
         if now is not None and now.level == level and not is_backward():
@@ -88,8 +88,9 @@ class Slim(Slimming):
             self.state.thread.now = self.state.thread.stream = None
 
     @torch._dynamo.disable
-    def embed(self, tower: int, convolution: nn.Conv2d, images: torch.Tensor, patches: torch.Tensor) -> None:
+    def embed(self, tower: int, convolution: nn.Conv2d, args: tuple[torch.Tensor], patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images: a stream begins."""
+        images = args[0]
         if is_backward():
             self._found(tower, STEM, images)
             return
@@ -211,7 +212,7 @@ class Slim(Slimming):
         return score if self.follow == FIRST else score.gather(1, positions)
 
     @torch._dynamo.disable
-    def after(self, tower: int, output: Any) -> Any:
+    def after(self, tower: int, block: nn.Module, args: tuple, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
         own, layout = self.state.thread, self.layouts[tower]
         stream, own.stream = getattr(own, "stream", None), None
@@ -261,31 +262,6 @@ class Slim(Slimming):
         return replayed if known == place else None
 
 
-@dataclass(frozen=True)
-class Hook:
-    """Hooks of one module: of the model and the modules that its towers are in, where `place` is how far below the model they
-    are; of the patch convolution and the blocks of tower `place`, by the block's `index`."""
-
-    slim: Slim
-    place: int
-    index: int = 0
-
-    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return self.slim.begin(module, self.place, args, kwargs)
-
-    def end(self, module: nn.Module, args: tuple, output: object) -> None:
-        self.slim.end(self.place)
-
-    def embed(self, convolution: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
-        self.slim.embed(self.place, convolution, args[0], patches)
-
-    def before(self, block: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        return self.slim.before(self.place, self.index, block, args, kwargs)
-
-    def after(self, block: nn.Module, args: tuple, output: Any) -> Any:
-        return self.slim.after(self.place, output)
-
-
 def attach(model: nn.Module, slim: Slim, towers: Sequence[Tower]) -> None:
     """Add `slim` to a model as its module `slimming`, and its hooks to the model's towers."""
     model.add_module("slimming", slim)
@@ -293,17 +269,17 @@ def attach(model: nn.Module, slim: Slim, towers: Sequence[Tower]) -> None:
     for number, tower in enumerate(towers):
         parts = tower.path.split(".") if tower.path else []
         outer |= {".".join(parts[:level]): level for level in range(len(parts) + 1)}
-        slim.handles.append(tower.patches.register_forward_hook(Hook(slim, number).embed))
+        slim.handles.append(tower.patches.register_forward_hook(partial(slim.embed, number)))
         for index, block in enumerate(tower.blocks):
             if index >= slim.blocks[0]:
-                slim.handles.append(block.register_forward_pre_hook(Hook(slim, number, index).before, with_kwargs=True))
-        slim.handles.append(tower.blocks[-1].register_forward_hook(Hook(slim, number).after))
+                slim.handles.append(block.register_forward_pre_hook(partial(slim.before, number, index), with_kwargs=True))
+        slim.handles.append(tower.blocks[-1].register_forward_hook(partial(slim.after, number)))
     # From torch 2.1 on also after an error.
     always: Any = {"always_call": True} if "always_call" in signature(nn.Module.register_forward_hook).parameters else {}
     for path, level in outer.items():
         module = model.get_submodule(path)
-        slim.handles.append(module.register_forward_pre_hook(Hook(slim, level).begin, with_kwargs=True))
-        slim.handles.append(module.register_forward_hook(Hook(slim, level).end, **always))
+        slim.handles.append(module.register_forward_pre_hook(partial(slim.begin, level), with_kwargs=True))
+        slim.handles.append(module.register_forward_hook(partial(slim.end, level), **always))
 
 
 def _reentrant(what: str) -> UserError:

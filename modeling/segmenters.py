@@ -2,8 +2,9 @@
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,10 +34,9 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
         return lambda image: torch.as_tensor(function(image)).float().cpu().clamp(0, 1)
     if name not in NETWORKS:
         raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function.")
-    make, apply = NETWORKS[name]
-    network, categories = make(weight)
-    wanted = [index for index, category in enumerate(categories) if category in FOREGROUND[classes]]
-    return partial(apply, network.to(device).eval(), wanted)
+    published, make, apply = NETWORKS[name]
+    wanted = [index for index, category in enumerate(published.meta["categories"]) if category in FOREGROUND[classes]]
+    return partial(apply, _with_weights(make, published, weight).to(device).eval(), wanted)
 
 
 def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> torch.Tensor | None:
@@ -66,20 +66,12 @@ def _apply_deeplab(network: nn.Module, classes: Sequence[int], image: torch.Tens
     return resize(probabilities, list(image.shape[1:]))[0].clamp(0, 1).cpu()
 
 
-def _maskrcnn(weight: str | None) -> tuple[nn.Module, Sequence[str]]:
-    published = MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1
-    make = partial(maskrcnn_resnet50_fpn_v2, weights=None, weights_backbone=None, min_size=MASKRCNN_SIDE,
-                   max_size=4 * MASKRCNN_SIDE)
-    return _with_weights(make, published, weight), published.meta["categories"]
-
-
-def _deeplab(weight: str | None) -> tuple[nn.Module, Sequence[str]]:
-    published = DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1
-    make = partial(deeplabv3_resnet50, weights=None, weights_backbone=None, aux_loss=True)
-    return _with_weights(make, published, weight), published.meta["categories"]
-
-
-NETWORKS = {"maskrcnn": (_maskrcnn, _apply_maskrcnn), "deeplab": (_deeplab, _apply_deeplab)}
+NETWORKS: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
+    "maskrcnn": (MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1, lambda: maskrcnn_resnet50_fpn_v2(
+        weights=None, weights_backbone=None, min_size=MASKRCNN_SIDE, max_size=4 * MASKRCNN_SIDE), _apply_maskrcnn),
+    "deeplab": (DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1, lambda: deeplabv3_resnet50(
+        weights=None, weights_backbone=None, aux_loss=True), _apply_deeplab)}
+"""Published weights, the network without them, and its use, by name."""
 
 
 def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) -> nn.Module:
@@ -106,11 +98,9 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
 
 def _function(name: str) -> Segmenter:
     """The function that module:function names; modules in the current folder are found too."""
-    module_name, function_name = name.split(":", 1)
     sys.path.append(str(Path.cwd()))
     try:
-        function = getattr(import_module(module_name), function_name)
+        return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
                         "folder or installed.") from None
-    return function

@@ -14,7 +14,7 @@ from torch import nn
 
 from demo_sdtps.config.scores import SCORES as ENTRIES
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN
-from demo_sdtps.modeling.hooks import FIRST, IMAGE, Hook, Slim, attach
+from demo_sdtps.modeling.hooks import FIRST, IMAGE, Slim, attach
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import check_stages
 from demo_sdtps.modeling.towers import Tower, find_towers
@@ -55,8 +55,8 @@ def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)
-    hooks = [hook for tower in towers for hook in tower.patches._forward_hooks.values()]
-    if hasattr(model, "slimming") or any(isinstance(getattr(hook, "__self__", None), Hook) for hook in hooks):
+    hooks = [getattr(hook, "func", None) for tower in towers for hook in tower.patches._forward_hooks.values()]
+    if hasattr(model, "slimming") or any(isinstance(getattr(hook, "__self__", None), Slim) for hook in hooks):
         raise UserError(f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before.")
     attach_to(model, towers, blocks, keep, _scores(score, len(blocks), towers[0]), merge=merge, restore=restore, follow=shared)
     return model
@@ -122,11 +122,9 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower
     each = list(score) if isinstance(score, (list, tuple)) else [score, *(deepcopy(score) for _ in range(count - 1))]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
-    return [one if isinstance(one, Score) else _named(one, tower) for one in each]
-
-
-def _named(name: object, tower: Tower) -> Score:
-    if name not in SCORES:
-        raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
-                        f"{nearest(name, SCORES)}.")
-    return resolve_name(ENTRIES[str(name)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE)
+    for name in each:
+        if not isinstance(name, Score) and name not in SCORES:
+            raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
+                            f"{nearest(name, SCORES)}.")
+    return [one if isinstance(one, Score) else
+            resolve_name(ENTRIES[str(one)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE) for one in each]

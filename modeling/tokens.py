@@ -1,10 +1,11 @@
-"""Tokens between two blocks, and tensors by modality."""
+"""Tokens between two blocks, what goes with them position by position, and tensors by modality."""
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
@@ -43,3 +44,52 @@ class Tokens:
 
     def with_values(self, values: torch.Tensor) -> Tokens:
         return Tokens(values, self.positions, self.sizes, self.extra)
+
+
+def put(grid: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """grid (B, N, C) with tokens (B, n, C) at positions (B, n)."""
+    rows = torch.arange(grid.shape[0], device=grid.device).unsqueeze(1)
+    return grid.index_put((rows, positions), tokens.to(grid.dtype))
+
+
+def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
+    """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
+    `tokens` → (B, heads or 1, n + E, D); the others are not rotated."""
+    positions = tokens.positions
+    assert positions is not None
+    rope = rope.reshape(*[1] * (4 - rope.ndim), *rope.shape).expand(positions.shape[0], -1, -1, -1)
+    chosen = rope.gather(2, positions[:, None, :, None].expand(-1, rope.shape[1], -1, rope.shape[3]))
+    extra = rope.new_zeros(*rope.shape[:2], tokens.extra, rope.shape[3])
+    extra[..., rope.shape[3] // 2:] = 1
+    return torch.cat([chosen, extra], dim=2)
+
+
+def patch_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
+    """A mask of all patches (B, …), N for each image, for those of `tokens` → (B, n + E); the others have 1."""
+    positions = tokens.positions
+    assert positions is not None
+    return F.pad(mask.flatten(1).gather(1, positions), (0, tokens.extra), value=1)
+
+
+def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
+    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), of which `suffix` stand behind the
+    patches, for `tokens` → (B, heads or 1, L' or 1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
+    positions, length = tokens.positions, mask.shape[-1]
+    assert positions is not None
+    batch, prefix = positions.shape[0], tokens.values.shape[1] - positions.shape[1] - tokens.extra
+    rows = torch.arange(length + 1, device=positions.device).expand(batch, -1)
+    behind = rows[:, length - suffix:length], rows[:, length:].expand(-1, tokens.extra - suffix)  # the last is appended below
+    index = torch.cat([rows[:, :prefix], positions + prefix, *behind], dim=1)[:, None]
+    mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(batch, -1, -1, -1)
+    for dim in (2, 3):
+        if mask.shape[dim] == length:
+            mask = mask.transpose(2, dim)
+            mask = torch.cat([mask, torch.full_like(mask[:, :, :1], mask.dtype == torch.bool)], dim=2)
+            mask = mask.gather(2, index[..., None].expand(-1, mask.shape[1], -1, mask.shape[3])).transpose(2, dim)
+    return mask
+
+
+PER_POSITION: dict[str, Callable[[torch.Tensor, Tokens, int], torch.Tensor]] = {
+    "rope": rotary, "attn_mask": attention_mask, "attention_mask": attention_mask, "use_mask": patch_mask}
+"""What becomes of the arguments of blocks that have a row for each position, by their names: of timm (rope, attn_mask),
+transformers (attention_mask) and STMI (use_mask)."""

@@ -28,7 +28,8 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], found)
-    _draw_cameras(axes["cameras"], found)
+    draw_matrix(axes["cameras"], found.cameras.mAP, [str(camera + 1) for camera in found.cameras.cameras], unknown="no pair")
+    axes["cameras"].set(title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query")
     _draw_distances(axes["distances"], found)
     scores = [100 * score.mAP for score in found.identities]
     axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
@@ -62,12 +63,6 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
     axis.set_xticks(np.arange(len(cases)), cases)
     axis.set(title="mAP by missing modalities and return pattern", xlabel="missing", ylabel="%", ylim=(0, 100))
     axis.legend()
-
-
-def _draw_cameras(axis: plt.Axes, found: Analysis) -> None:
-    cameras, matrix = found.cameras
-    draw_matrix(axis, matrix, [str(camera + 1) for camera in cameras], unknown="no pair")
-    axis.set(title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query")
 
 
 def _draw_distances(axis: plt.Axes, found: Analysis) -> None:

@@ -22,8 +22,7 @@ from demo_sdtps.modeling.sdtps import (
     min_max,
     select,
 )
-from demo_sdtps.seps.pairs import Images, Texts, as_texts, merged_max_sim, single_max_sim
-from demo_sdtps.seps.relevance import HRPA, concat, relevance
+from demo_sdtps.seps.relevance import HRPA, Images, Texts, as_texts, concat, merged_max_sim, relevance, single_max_sim
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the intermediate results of aggregation by device type: on a CPU the size of its cache, on a GPU enough to use it
@@ -34,7 +33,7 @@ BLOCK = 4096  # pairs that are scored and selected at once; each needs a small p
 
 class DualTokenAggregation(nn.Module):
     """Weights that aggregate the patches selected by the sparse and the dense caption, W_s V_s + W_d V_d: two weight MLPs, one
-    scale. `embed_dim` is C, `out_tokens` N_c; `pairs.merged_max_sim` aggregates."""
+    scale. `embed_dim` is C, `out_tokens` N_c; `merged_max_sim` aggregates."""
 
     def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()

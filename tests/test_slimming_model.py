@@ -18,9 +18,9 @@ from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.scores import maps
+from demo_sdtps.modeling.scores import cues
 from demo_sdtps.modeling.scores.base import Context
-from demo_sdtps.modeling.scores.maps import MeanMask
+from demo_sdtps.modeling.scores.cues import MeanMask
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
@@ -235,7 +235,7 @@ def test_random_is_the_same_in_every_evaluation_and_another_in_training():
 
 def test_the_mean_mask_is_the_running_mean_of_its_places(monkeypatch):
     """Places that come in some batches only, and one without evidence at first."""
-    monkeypatch.setattr(maps, "MOMENTUM", least := 0.05)
+    monkeypatch.setattr(cues, "MOMENTUM", least := 0.05)
     score = MeanMask(8, (3, 2)).train()
     expected, batches, draws = [0.0] * 6, [0] * 6, generator()
     for step in range(int(1.5 / least)):

@@ -3,16 +3,28 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
 from commands import SMALL, cli_args_for
 
 from demo_sdtps import train_net
-from demo_sdtps.benchmarks.busy import busy_neighbours
 from demo_sdtps.runtime import threads
 
 PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
+
+
+@contextmanager
+def busy_neighbours(count):
+    """Inside, `count` single-threaded processes compute without end."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(("files", "cores"), [

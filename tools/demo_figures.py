@@ -51,6 +51,8 @@ def main() -> None:
 
 def measure(path: Path, kept: Sequence[Mapping[str, Any]]) -> None:
     """Train the demo with each of SEEDS and IMITATIONS and write the record to `path`, the README's run first."""
+    from demo_sdtps.training.record import command, commit
+
     runs = []
     for name, (environment, options), seed in progress([(name, how, seed) for name, how in IMITATIONS.items()
                                                         for seed in SEEDS], "training the demo", unit="run"):
@@ -59,14 +61,7 @@ def measure(path: Path, kept: Sequence[Mapping[str, Any]]) -> None:
                             str(seed), "OUTPUT_DIR", output, *options], env=os.environ | environment, cwd=ROOT, check=True,
                            capture_output=True)
             runs.append({"processor": processor(), "setting": name, "seed": seed, "mAP": last_map(Path(output))})
-            write_figures(path, [*runs, *kept])
-
-
-def write_figures(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write the runs and their range, with the command that made them."""
-    from demo_sdtps.training.record import command, commit
-
-    write_json(path, {"command": command(), **commit(), "runs": runs, "range": ranges(runs)})
+            write_json(path, {"command": command(), **commit(), "runs": [*runs, *kept], "range": ranges([*runs, *kept])})
 
 
 def ranges(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

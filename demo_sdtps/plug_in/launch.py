@@ -13,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demo_sdtps.config.common import RETURN_PATTERNS
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
 from demo_sdtps.plug_in.hosts import HOSTS
@@ -21,7 +22,6 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATTERNS = (1, 2, 3)
 FACTORIES = (("modeling.make_model", "make_model"), ("modeling.make_model_ugg", "make_model"),
              ("modeling.make_model", "make_frame"))
 """Modules and functions that make the models of HOSTS."""
@@ -132,7 +132,7 @@ def _evaluate_all_patterns(checkout: Checkout) -> None:
         own, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
         if not own.USE_SDTPS or (asked is not None and (own.HDM or own.ATM)):
             return original(*args, **kwargs)
-        for pattern in PATTERNS:
+        for pattern in RETURN_PATTERNS:
             call.arguments["return_pattern"] = pattern
             result = original(*call.args, **call.kwargs)
         return result
