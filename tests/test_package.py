@@ -199,20 +199,6 @@ def test_imports_go_one_way():
                     assert (room, module[1]) != ("modeling", "datasets"), f"{path}:{node.lineno}"
 
 
-def test_stable_names_that_moved_are_found_for_one_more_release():
-    done = python("-W", "error::DeprecationWarning", "-c", """
-import demo_sdtps.engine.evaluation.metrics
-from demo_sdtps.engine.metrics import evaluate_ranking
-from demo_sdtps.engine.optim import make_scheduler
-from demo_sdtps.engine.reranking import k_reciprocal
-from demo_sdtps.modeling.selectors.base import Score
-from demo_sdtps.modeling.scores import base
-from demo_sdtps.evaluation import metrics
-former = demo_sdtps.engine.evaluation.metrics.evaluate_ranking
-print(former is evaluate_ranking is metrics.evaluate_ranking, Score is base.Score)""", cwd=ROOT)
-    assert done.stdout.split() == ["True", "True"] and done.stderr.count("FutureWarning") == 2, done.stderr
-
-
 def test_features_of_own_images_need_no_command_line():
     done = python("-c", """
 import sys
