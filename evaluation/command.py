@@ -5,7 +5,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets import Sample, check_trained_on, read_splits, reader_of
+from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoint import EXAMPLE, load_weights, read_checkpoint
 from demo_sdtps.runtime.device import choose_device, set_seed
@@ -42,8 +42,6 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
         raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
                         f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
-    if not reader_of(cfg).labelled:
-        model.backbone.add_mean_camera()  # UNKNOWN is the last one
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()

@@ -19,7 +19,7 @@ from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.search_page import left_out, page_of
 from demo_sdtps.reports.tokens import draw_tokens
-from demo_sdtps.retrieval.extractor import Extractor, make_extractor, mean_camera
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.search import search
 from demo_sdtps.runtime.errors import check_extra
 
@@ -85,6 +85,6 @@ def kept_patches(reid: Extractor, query: Triplet) -> Image.Image | None:
     """The picture of tools/draw_tokens.py of a triplet; None for a model that keeps all patches."""
     if not reid.model.slimming and not reid.model.sdtps:
         return None
-    with mean_camera(reid.model.backbone), TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         sample = Sample(query.paths, UNKNOWN, UNKNOWN)
         return Image.open(draw_tokens(reid.cfg, reid.model, [sample], Path(folder, "kept.png"))).convert("RGB")

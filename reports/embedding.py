@@ -17,12 +17,11 @@ MOST_IN_LEGEND, MOST_NAMED = 12, 60
 def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
     """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured; samples without labels by the
     modalities that they have."""
-    names = LABELS if samples[0].identity != UNKNOWN else ("modalities",)
-    figure, axes = plt.subplots(1, len(names), figsize=(7.5 * len(names), 6), layout="constrained", squeeze=False)
-    labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples]),
-              "identity": np.array([sample.identity for sample in samples]),
-              "camera": np.array([sample.camera + 1 for sample in samples])}  # from 1, as in file names
-    labels = {label: labels[label] for label in names}
+    labels = {label: np.array([getattr(sample, label) for sample in samples]) + (label == "camera")  # from 1, as in file names
+              for label in LABELS}
+    if samples[0].identity == UNKNOWN:
+        labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples])}
+    figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), layout="constrained", squeeze=False)
     for axis, (label, values) in zip(axes[0], labels.items(), strict=True):
         draw_points(axis, points, values)
         distinct = np.unique(values)

@@ -1,7 +1,6 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.tables import MEASURES, PATTERN_NAMES, RECORD, evaluated, read_records, reid_table
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.checkpoint import Checkpoint, load_weights, read_checkpoint, stored_config
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
@@ -127,11 +125,10 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
             by_case[frozenset(name for name, item in zip(names, triplet, strict=True) if item is None)].append(number)
-        with mean_camera(self.model.backbone):
-            for missing, numbers in by_case.items():
-                loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
-                (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
-                found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
+        for missing, numbers in by_case.items():
+            loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
+            (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
+            found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
         return found
 
     forward = features
@@ -174,7 +171,7 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return super().generate_model_card(*args, **about | kwargs)
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
-        """`camera` as a list of `count`; None is the camera of `mean_camera`."""
+        """`camera` as a list of `count`; None is the last, the mean of all."""
         found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(found) != count:
             raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
@@ -189,17 +186,6 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
                                decode=_decode, modalities=self.model.modalities)
         cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
-
-
-@contextmanager
-def mean_camera(backbone: Backbone) -> Iterator[None]:
-    """Inside, `backbone` has one more camera, the last, whose embedding is the mean of the others."""
-    embedding = backbone.camera_embedding
-    try:
-        backbone.add_mean_camera()
-        yield
-    finally:
-        backbone.camera_embedding = embedding
 
 
 def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:

@@ -16,7 +16,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.protocol import TestData, rank_features
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.retrieval.extractor import Extractor, mean_camera
+from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.runtime.files import atomic_write
 
 OUTPUTS = tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
@@ -51,8 +51,7 @@ def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tenso
     """Images and cameras, the same in every run."""
     generator = torch.Generator().manual_seed(batch)
     images = [torch.randn(batch, 3, *size, generator=generator) for _ in model.modalities]
-    embedding = model.backbone.camera_embedding
-    return *images, torch.arange(batch) % (1 if embedding is None else len(embedding))
+    return *images, torch.arange(batch) % (1 + model.camera_num)
 
 
 def write_onnx(extractor: Extractor, path: Path) -> None:
@@ -161,7 +160,7 @@ def export_onnx(extractor: Extractor, path: Path, precision: str = "float32", da
     """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also that
     with float32 on `data`, whatever it shows. Raises `UserError`."""
     lines: list[str] = []
-    with mean_camera(extractor.model.backbone), atomic_write(path) as temporary:
+    with atomic_write(path) as temporary:
         write_onnx(extractor, temporary)
         rows = check_onnx(extractor, temporary)
         if wrong := sum(row["wrong"] for row in rows):

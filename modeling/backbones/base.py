@@ -52,11 +52,6 @@ class Backbone(nn.Module, ABC):
             self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
-    def add_mean_camera(self) -> None:
-        """One more camera, the last, whose embedding is the mean of the others: for images of an unknown one."""
-        if (embedding := self.camera_embedding) is not None:
-            self.camera_embedding = nn.Parameter(torch.cat([embedding, embedding.mean(dim=0, keepdim=True)]).detach())
-
     @property
     def patch_windows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Size of a patch and step between patches, (vertical, horizontal) in pixels."""

@@ -49,7 +49,10 @@ class ViT(Backbone):
         patches = vit.patch_embed(images)
         prefix = torch.cat([token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)], dim=1)
         if self.camera_embedding is not None:
-            camera = self.camera_weight * self.camera_embedding[cameras]  # (B, 1, C)
+            known: torch.Tensor = self.camera_embedding
+            if not self.training:  # one more, the last, stands for any other camera
+                known = torch.cat([known, known.mean(dim=0, keepdim=True)])
+            camera = self.camera_weight * known[cameras]  # (B, 1, C)
             prefix, patches = prefix + camera, patches + camera if self.camera_on_patches else patches
         if vit.pos_embed is not None and vit.no_embed_class:
             patches = patches + vit.pos_embed
