@@ -8,9 +8,11 @@ import torch
 from commands import ROOT
 from numeric import numpy_generator
 
+from demo_sdtps import test_net
 from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports import palette
 from demo_sdtps.reports.figures import GREY, OPACITY, apart, heated, kind, name_points, plt, save, spread
+from demo_sdtps.tools import analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
 VISION = {"all cones": np.eye(3),
@@ -94,3 +96,13 @@ def test_labels_do_not_cover_each_other(tmp_path):
         boxes = [plt.Text.get_window_extent(text) for text in axis.texts]
         assert not boxes[0].overlaps(boxes[1])
         assert save(figure, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize("tool", [analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve, test_net],
+                         ids=lambda tool: tool.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("suffix", PICTURE)
+def test_every_drawing_command_takes_each_suffix(tool, suffix, command, tmp_path):
+    """Outputs are checked first: what it refuses is the checkpoint."""
+    for name, refused in ((f"x{suffix}", "lost.pth"), ("x.jpg", "must be a file ending in .png or .pdf or .svg")):
+        code, _, stderr = command(tool.main, "--weight", tmp_path / "lost.pth", "--output", tmp_path / name)
+        assert code == 2 and refused in stderr
