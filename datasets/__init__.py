@@ -39,7 +39,7 @@ def reader_of(cfg: CfgNode) -> Reader:
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
-    if cfg.DATASETS.NAMES not in OWN and data_set not in (None, cfg.DATASETS.NAMES, *reader_of(cfg).trained_as):
+    if cfg.DATASETS.NAMES not in OWN and data_set not in (None, cfg.DATASETS.NAMES, *OWN, *reader_of(cfg).trained_as):
         raise UserError(f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
                         f"use a configuration for {data_set} or other weights.")
 

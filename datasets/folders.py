@@ -44,30 +44,30 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
     flat = next((entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None)
-    absent = set(MODALITIES) - set(cfg.MODEL.MODALITIES)
-    return Reader(lambda root, _: [Sample(triplet.paths, UNKNOWN, UNKNOWN) for triplet in read_folder(root, flat, absent)],
+    return Reader(lambda root, _: [Sample(triplet.paths, UNKNOWN, UNKNOWN)
+                                   for triplet in read_folder(root, flat, cfg.MODEL.MODALITIES)],
                   f"{{{','.join(cfg.MODEL.MODALITIES)}}}", labelled=False, locate=lambda root: root)
 
 
-def read_folder(folder: Path, flat: str | None = None, absent: Collection[str] = ()) -> list[Triplet]:
-    """The triplets of a folder and the folders in it, sorted by name, without modalities that are `absent`; one without
-    subfolders of modalities has images of the modality `flat`. Raises `UserError` where there is no image."""
+def read_folder(folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES) -> list[Triplet]:
+    """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of modalities
+    has images of the modality `flat`. Raises `UserError` where there is no image."""
     places = {modality: existing(folder) / modality for modality in MODALITIES if (folder / modality).is_dir()}
     places = places or ({flat: folder} if flat else {})
-    triplets = triplets_in({modality: place for modality, place in places.items() if modality not in absent})
+    triplets = triplets_in({modality: place for modality, place in places.items() if modality in modalities})
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
-        raise UserError(f"The folder {folder} has no image in {', '.join(MODALITIES)}{other}; give one with {LAYOUT}; {FLAT}.")
+        raise UserError(f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}.")
     return triplets
 
 
-def read_query(place: Path, flat: str | None = None) -> list[Triplet]:
+def read_query(place: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES) -> list[Triplet]:
     """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises
     `UserError`."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
-        return read_folder(place, flat)
+        return read_folder(place, flat, modalities)
     own = next((parent for parent in (*place.parents, *place.absolute().parents) if parent.name in MODALITIES), None)
     if own is None and flat is None:
         raise UserError(f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "

@@ -81,9 +81,9 @@ def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sa
 
 
 def numbers_of(labels: Iterable[str]) -> dict[str, int]:
-    """A number for each label: its own where all are whole numbers, else its place in the order of all."""
+    """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
-    if all(label.isdecimal() for label in distinct):
+    if all(label.isdecimal() for label in distinct) and len(set(map(int, distinct))) == len(distinct):
         return {label: int(label) for label in distinct}
     return {label: place for place, label in enumerate(distinct)}
 

@@ -47,8 +47,8 @@ def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triple
     """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
-    gallery = read_folder(arguments.gallery, arguments.modality)
-    queries = read_query(arguments.query, arguments.modality) if queries is None else queries
+    gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
+    queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES) if queries is None else queries
     depths(arguments, cfg, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")

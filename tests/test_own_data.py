@@ -89,6 +89,16 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
         assert sorted(samples, key=lambda sample: sample.files) == sorted(expected, key=lambda sample: sample.files)
 
 
+def test_identities_of_a_table_that_differ_in_zeros_are_others(tmp_path):
+    found = write_incomplete(tmp_path, identities=("1", "001", "2"), junk=False)
+    with open(tmp_path / "persons.csv", "w", newline="") as file:
+        rows = [[identity, camera, split, *(path and str(Path(path).relative_to(tmp_path)) for path in paths)]
+                for split, _, identity, camera, paths in found]
+        csv.writer(file).writerows([["identity", "camera", "split", "rgb", "ni", "ti"], *rows])
+    samples = read_splits(configuration(tmp_path / "persons.csv", "CSV"))["train"]
+    assert len({sample.identity for sample in samples}) == 3
+
+
 def test_market_1501s_folders(tmp_path):
     """RGB alone, no folder of a modality, identity -1 left out."""
     for split, names in {"bounding_box_train": ["0002_c1s1_000451_03.jpg", "0007_c3s3_077419_03.jpg"],
