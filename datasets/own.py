@@ -1,4 +1,4 @@
-"""Own data without code: DATASETS.NAMES Folder and CSV (docs/data.md). A triplet may lack images of some modalities."""
+"""Own data without code: DATASETS.NAMES Folder and CSV (docs/own_data.md). A triplet may lack images of some modalities."""
 import csv
 import os
 import re
