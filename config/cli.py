@@ -68,6 +68,11 @@ def add_output(parser: argparse.ArgumentParser, name: str, *suffixes: str, **opt
     outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest] = suffixes
 
 
+def add_picture(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the flag --output for a figure."""
+    add_output(parser, "--output", *PICTURE, default=default, help=f"default: {default}")
+
+
 def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
     """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
     parser.add_argument("--return_pattern", dest="TEST.RETURN_PATTERN", choices=[str(pattern) for pattern in RETURN_PATTERNS],

@@ -83,8 +83,9 @@ def cross_modal_tables(cfg: CfgNode, found: CrossModal) -> list[str]:
 
 def cross_modal_caption(cfg: CfgNode) -> str:
     """One line on what the matrices of sets of modalities show."""
+    how = cfg.TEST.CROSS_MODAL_DISTANCE + (" of the original features" if cfg.TEST.CROSS_MODAL_DISTANCE == "pairs" else "")
     return ("modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
-            f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}")
+            f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}")
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:

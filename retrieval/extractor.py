@@ -166,7 +166,8 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
                     if name not in UNSHARED and value != default[name]]
         metrics = {pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
                    for pattern, row in (self.origin.get("metrics") or {}).items()}
-        about = self.origin | {"model": repr(self).rpartition(", on ")[0], "settings": "\n".join(settings),
+        images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
+        about = self.origin | {"images": images, "model": repr(self).rpartition(", on ")[0], "settings": "\n".join(settings),
                                "metrics": metrics and reid_table(metrics)}
         return super().generate_model_card(*args, **about | kwargs)
 

@@ -97,6 +97,7 @@ def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, c
 
 def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     card = (places / "saved" / "README.md").read_text()
+    assert 'reid.features(rgb="rgb.jpg", ni="ni.jpg", ti="ti.jpg")' in card
     (record,) = (record for record in records_of(places / "run") if record["epoch"] == 1)
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * value:.1f}" for value in row.values()), card)

@@ -7,17 +7,7 @@ if __name__ in ("__main__", "__mp_main__"):
     import demo_sdtps.script  # noqa: F401
 
 from demo_sdtps.config import with_values
-from demo_sdtps.config.cli import (
-    PICTURE,
-    WEIGHT,
-    add_output,
-    add_return_pattern,
-    config_parser,
-    parse,
-    positive_int,
-    print_lines,
-    run,
-)
+from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.config.common import ATTENTION_METHODS
 
 
@@ -28,7 +18,7 @@ def main() -> None:
                            "docs/method.md has the formulas. The backbone runs in float32.", checkpoint=WEIGHT, images=True)
     parser.add_argument("--method", choices=ATTENTION_METHODS, default="rollout", help="default: rollout")
     add_return_pattern(parser, "features of Grad-CAM")
-    add_output(parser, "--output", *PICTURE, default="attention.png", help="default: attention.png")
+    add_picture(parser, "attention.png")
     parser.add_argument("--samples", type=positive_int, default=4, metavar="N",
                         help="triplets, spread over the split (default: 4)")
     arguments, cfg = parse(parser)

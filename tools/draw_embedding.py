@@ -6,17 +6,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import (
-    PICTURE,
-    WEIGHT,
-    add_output,
-    add_return_pattern,
-    config_parser,
-    parse,
-    positive_int,
-    print_lines,
-    run,
-)
+from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 
@@ -27,7 +17,7 @@ def main() -> None:
     add_return_pattern(parser, "features that are drawn")
     parser.add_argument("--points", type=positive_int, default=2000, metavar="N",
                         help="at most N samples, spread over query and gallery (default: 2000)")
-    add_output(parser, "--output", *PICTURE, default="embedding.png", help="default: embedding.png")
+    add_picture(parser, "embedding.png")
     arguments, cfg = parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.evaluation.command import load_model_and_data

@@ -6,25 +6,15 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import (
-    PICTURE,
-    WEIGHT,
-    add_output,
-    add_return_pattern,
-    config_parser,
-    parse,
-    positive_int,
-    print_lines,
-    run,
-)
+from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines, run
 
 
 def main() -> None:
-    parser = config_parser("Draw queries and their best ten gallery triplets in all three modalities, with their "
-                           "distances; hits have a green frame, misses a red one. Needs labels of identities: for "
-                           "images without, tools/search.py writes a page.", checkpoint=WEIGHT)
+    parser = config_parser("Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
+                           "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
+                           "without, tools/search.py writes a page.", checkpoint=WEIGHT)
     add_return_pattern(parser, "features that are ranked")
-    add_output(parser, "--output", *PICTURE, default="ranks.png", help="default: ranks.png")
+    add_picture(parser, "ranks.png")
     parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
                         help="queries, spread over the split (default: 4)")
     parser.add_argument("--failures", action="store_true",

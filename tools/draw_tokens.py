@@ -6,13 +6,13 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config.cli import WEIGHT, add_picture, config_parser, parse, positive_int, print_lines, run
 
 
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
                            "others are covered.", checkpoint=WEIGHT, images=True)
-    add_output(parser, "--output", *PICTURE, default="tokens.png", help="default: tokens.png")
+    add_picture(parser, "tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
