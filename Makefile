@@ -6,7 +6,7 @@
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff and mypy
-# make study      every study in studies/: the tables and plots of docs/results.md, in runs/studies (about five hours)
+# make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
 # make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
@@ -51,13 +51,13 @@ demo-seps: setup
 	$(PY) test_seps.py --weight runs/demo-seps/last.pth
 
 study: setup
-	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) tools/make_synthetic.py --root data/fresh --seed 2026 --overwrite
 	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
-	$(PY) train_net.py --overwrite $(PRETRAIN)
+	$(PY) train_net.py $(PRETRAIN) RESUME auto
 	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
-	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study || code=$$?; test $$code -lt 2 || break; done; exit $$code
+	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
+		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 bench: setup
 	$(PY) benchmarks/run.py --overwrite --json runs/benchmark.json

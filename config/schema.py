@@ -44,8 +44,7 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
         "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1}}
 """By the reason: keys and defaults."""
 REMOVED_KEYS: dict[str, object] = {
-    "MODEL.SELECTOR": "", "MODEL.SDTPS_PROJECTION": False, "MODEL.SDTPS_SCORE": "published", "MODEL.SDTPS_FEEDS_HDM": True,
-    "MODEL.SLIM_HIDDEN": 64, "MODEL.SLIM_TAU": 1.0, "MODEL.SLIM_DISTIL": 0.0, "MODEL.SLIM_MAP": [],
+    "MODEL.SELECTOR": "", "MODEL.SLIM_HIDDEN": 64, "MODEL.SLIM_TAU": 1.0, "MODEL.SLIM_DISTIL": 0.0, "MODEL.SLIM_MAP": [],
     "MODEL.PIFE_WEIGHTED": False}
 """Keys that are gone, of re-identification and of SEPS, and their defaults, at which a configuration may still hold them."""
 LAST_COMMIT = "f64450b"  # that has the REMOVED_KEYS
@@ -132,6 +131,11 @@ KEYS = (
         "never in evaluation"),
     Key("MODEL.SDTPS_GUIDE_MISSING", True, "use the global feature of a missing modality (TEST.MISS) as a guide of the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
+    Key("MODEL.SDTPS_SCORE", "published", "score by which SDTPS keeps patches: the published one, or distinctness from the "
+        "mean patch, without MLP and guidance", ("published", "distinctness")),
+    Key("MODEL.SDTPS_PROJECTION", False, "pass the tokens of SDTPS through LayerNorm, Linear and quick GELU per modality, as "
+        "PIFE does the global features"),
+    Key("MODEL.SDTPS_FEEDS_HDM", True, "HDM attends to the tokens of SDTPS, as published, and not to all patches"),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),

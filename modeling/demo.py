@@ -57,6 +57,7 @@ class DeMo(nn.Module):
         subsets = subsets_of(self.modalities)
         self.hdm = HDM(width, modalities=self.modalities) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD, len(subsets)) if cfg.MODEL.ATM else None
+        self.sdtps_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
         self.one_head = cfg.MODEL.DIRECT == 1
 
         whole = len(self.modalities) * width
@@ -77,7 +78,8 @@ class DeMo(nn.Module):
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
         patches = self.slimming.counts(self.backbone.num_patches)[-1] if self.slimming else self.backbone.num_patches
-        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"]
+                    for name in ("guide_missing", "projection", "score", *SDTPS_ARGUMENTS)}
         try:
             return SDTPS(self.backbone.width, self.backbone.grid_size, patches, modalities=self.modalities, **settings)
         except ValueError as error:
@@ -109,8 +111,9 @@ class DeMo(nn.Module):
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features, patches, global_feats = {}, context.tokens, context.global_feats
         if self.sdtps:
-            patches = {modality: selection.tokens for modality, selection in self.sdtps(context).items()}
-            features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in patches.values()], dim=-1)
+            selected = {modality: selection.tokens for modality, selection in self.sdtps(context).items()}
+            features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in selected.values()], dim=-1)
+            patches = selected if self.sdtps_feeds_hdm else patches
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.scores import SCORES as ENTRIES
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN
 from demo_sdtps.modeling.hooks import FIRST, IMAGE, Slim, attach
 from demo_sdtps.modeling.scores.base import Score
 from demo_sdtps.modeling.slimming import check_stages
@@ -74,8 +73,7 @@ def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], 
             raise UserError(f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
                             "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
                             "model.")
-        reads_class = scorer.needs_attention and scorer.attention_queries == CLASS_TOKEN
-        if reads_class and not all(tower.has_class for tower in towers):
+        if scorer.needs_attention and not all(tower.has_class for tower in towers):
             raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
                             "class token; choose another score, such as saliency.")
     slimming.to(towers[0].patches.weight).train(model.training)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention, keys
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights, check_class_attention, keys
 from demo_sdtps.modeling.scores.base import Context, Score, Stage
 from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.tokens import ByModality, Tokens, blank, split_rows
@@ -94,7 +94,7 @@ class Slimming(nn.Module):
         scorer, positions = self.stage_scores[number], tokens.grid_positions(math.prod(seen.grid))
         patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, scorer.attention_queries, rope).mean(dim=2)
+            weights = attention_weights(block, tokens, CLASS_TOKEN, rope).squeeze(2)
             attention = split_rows(weights[..., patches], names)
         if scorer.needs_keys:
             metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)

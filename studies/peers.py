@@ -1,11 +1,10 @@
-"""Peers of slimming as scores in its harness, such as MODEL.SLIM_SCORE demo_sdtps.studies.peers:EViT (slimming_peers.yml).
+"""Peers of slimming as scores in its harness, such as MODEL.SLIM_SCORE demo_sdtps.studies.peers:EViT (slimming.yml).
 
 Each drops and merges as its paper says, between two blocks in place of inside one; what training adds there, such as a second
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
 """
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,39 +16,15 @@ from demo_sdtps.modeling.slimming import remaining_patches, sum_of_present
 from demo_sdtps.modeling.tokens import ByModality, Tokens
 from demo_sdtps.runtime.errors import UserError
 
-INFORMATION, SIZE = 1 / 20, 1 / 40
-"""Exponents of MCTF's criteria beside that of similarity, 1 (its section 4)."""
-
 
 def mean_attention(attention: torch.Tensor) -> torch.Tensor:
     """Mean over the heads of attention weights (B, heads, N) → (B, N) float32, without gradient."""
     return attention.detach().float().mean(dim=1)
 
 
-def directions(tokens: torch.Tensor) -> torch.Tensor:
-    """Tokens (B, n, C) of length 1, float32, without gradient."""
-    return F.normalize(tokens.detach().float(), dim=-1)
-
-
 def ranks(score: torch.Tensor) -> torch.Tensor:
     """score (B, N) → (B, N) int64: 0 for the highest; of equal ones the first is the higher."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-
-
-def merge_into(tokens: Tokens, slimmed: Tokens, decision: torch.Tensor, goal: torch.Tensor, weights: torch.Tensor) -> Tokens:
-    """`slimmed` with the dropped patches merged into kept ones: patch i of n becomes a part of patch goal[i], (B, n) int64,
-    which for a kept one is i. The means have `weights` (B, n); a patch of weight 0 is pruned. There is no extra token."""
-    count, left = goal.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-    slot = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)  # place of the goal among the kept
-    sizes = torch.ones_like(weights) if tokens.sizes is None else tokens.sizes[:, -count:]
-    with torch.autocast(weights.device.type, enabled=False):
-        # Matrix products are deterministic on every device, which a scatter that adds is not.
-        parts = (slot.unsqueeze(1) == torch.arange(left, device=slot.device).unsqueeze(-1)) & (weights > 0).unsqueeze(1)
-        shares = parts * weights.unsqueeze(1)
-        patches = shares @ tokens.patches(count).float() / shares.sum(dim=-1, keepdim=True)
-        merged = (parts * sizes.unsqueeze(1)).sum(dim=-1)
-    values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
-    return replace(slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0))
 
 
 class EViT(Score):
@@ -68,103 +43,46 @@ class EViT(Score):
         return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
 
 
-class DiffRate(EViT):
-    """DiffRate (Chen et al., ICCV 2023) at fixed rates: of the patches to drop, in the order of the class token's attention,
-    the worse half is pruned, and each of the better half becomes part of the kept patch that is most similar to it."""
-
-    needs_sizes = True
-
-    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
-        kept, count = decision > 0, score.shape[1]
-        left = slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-        with torch.autocast(score.device.type, enabled=False):
-            unit = directions(tokens.patches(count))
-            nearest = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf).max(dim=-1).indices
-        goal = torch.where(kept, torch.arange(count, device=kept.device), nearest)
-        sizes = torch.ones_like(score) if tokens.sizes is None else tokens.sizes[:, -count:]
-        last = count - (count - left) // 2 - 1  # place of the last one that is not pruned
-        return merge_into(tokens, slimmed, decision, goal, sizes * (ranks(score) <= last))
-
-
-class Matching(Score):
-    """Base of the peers that merge pairs across two sets A and B, every second patch from the first on in A.
+class ToMe(Score):
+    """Token merging (Bolya et al., ICLR 2023): every second patch from the first on is in a set A, the others in B; those of A
+    whose keys are nearest to one of B become part of it, by means weighted with the number of patches that each stands for.
 
     The score of a kept patch is 0, that of another tells which one it becomes part of: -1 - goal.
     """
 
-    needs_sizes = keeps_own = True
+    needs_keys = needs_sizes = keeps_own = True
 
     def __init__(self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object):
         super().__init__(width, grid, **settings)
         if min(keep, default=1.0) < 0.5:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(keep)}, but {type(self).__name__} can merge at most half of the "
-                            "patches at a block; keep 0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
+            raise UserError(f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
+                            "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
         counts = remaining_patches(grid[0] * grid[1], keep)
         self.left = dict(zip((grid[0] * grid[1], *counts), counts, strict=False))  # patches after a stage by those before
-
-    @abstractmethod
-    def goals(self, drop: int, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        """tokens (B, n, C) of `context.modality` → (B, n) int64: the patch that each becomes part of, itself for all but
-        `drop`."""
-
-    def weights(self, tokens: Tokens, context: Context) -> torch.Tensor:
-        """(B, n): weight of each patch of all modalities in the means."""
-        return torch.cat(list(context.sizes.values()))
 
     @torch.no_grad()
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         count = tokens.shape[1]
         with torch.autocast(tokens.device.type, enabled=False):
-            goal = self.goals(count - self.left[int(count)], tokens, context)
-        own = torch.arange(count, device=goal.device)
-        return torch.where(goal == own, 0, -1 - goal).float()
+            unit = F.normalize(context.keys[context.modality].float(), dim=-1)
+            closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
+        source = closest.argsort(dim=1, descending=True, stable=True)[:, :count - self.left[int(count)]]
+        found = torch.zeros(tokens.shape[:2], device=tokens.device)
+        return found.scatter(1, 2 * source, (-2.0 - 2 * partner.gather(1, source)).float())
 
     def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
-        own = torch.arange(score.shape[1], device=score.device)
-        goal = torch.where(score <= -1, -1 - score.long(), own)
-        return merge_into(tokens, slimmed, decision, goal, self.weights(tokens, context))
-
-
-class ToMe(Matching):
-    """Token merging (Bolya et al., ICLR 2023): those of A whose keys are nearest to one of B become part of it, by means
-    weighted with the number of patches that each stands for."""
-
-    needs_keys = True
-
-    def goals(self, drop: int, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        unit = directions(context.keys[context.modality])
-        closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
-        source = closest.argsort(dim=1, descending=True, stable=True)[:, :drop]
-        return goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
-
-
-class MCTF(Matching):
-    """Multi-criteria token fusion (Lee et al., CVPR 2024): pairs by similarity, little attention from all tokens in the next
-    block, and small size; half of those to drop from A into B, the others from B into what is left of A. The means are weighted
-    by attention and size."""
-
-    needs_attention = True
-    attention_queries = slice(None)
-
-    def goals(self, drop: int, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        unit = directions(tokens)
-        seen, sizes = mean_attention(context.attention[context.modality]), context.sizes[context.modality]
-        cost = seen ** INFORMATION * sizes ** SIZE
-        alike = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2) + 1) / 2
-        weight = alike / (cost[:, ::2, None] * cost[:, None, 1::2])
-        goal = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
-        best, partner = weight.max(dim=2)
-        source = best.argsort(dim=1, descending=True, stable=True)[:, :drop // 2]
-        goal = goal.scatter(1, 2 * source, 2 * partner.gather(1, source) + 1)
-        gone = torch.zeros_like(best).scatter(1, source, 1.0) > 0
-        best, partner = weight.masked_fill(gone.unsqueeze(2), -torch.inf).max(dim=1)
-        source = best.argsort(dim=1, descending=True, stable=True)[:, :drop - drop // 2]
-        goal = goal.scatter(1, 2 * source + 1, 2 * partner.gather(1, source))
-        return goal.gather(1, goal)  # from A by way of B to A
-
-    def weights(self, tokens: Tokens, context: Context) -> torch.Tensor:
-        return super().weights(tokens, context) * torch.cat([mean_attention(seen) for seen in context.attention.values()])
+        """`slimmed` with each dropped patch merged into its goal; there is no extra token."""
+        count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
+        goal = torch.where(score <= -1, -1 - score.long(), torch.arange(count, device=score.device))
+        slot = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)  # place of the goal among the kept
+        sizes = torch.cat(list(context.sizes.values())).unsqueeze(1)
+        with torch.autocast(score.device.type, enabled=False):
+            # Matrix products are deterministic on every device, which a scatter that adds is not.
+            shares = (slot.unsqueeze(1) == torch.arange(left, device=slot.device).unsqueeze(-1)) * sizes
+            merged = shares.sum(dim=-1)
+            patches = shares @ tokens.patches(count).float() / merged.unsqueeze(-1)
+        values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
+        return replace(slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0))
 
 
 def haar_energy(images: torch.Tensor) -> torch.Tensor:

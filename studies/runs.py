@@ -6,11 +6,12 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json,
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
-from demo_sdtps.training.record import FINISHED, RECORD, command
+from demo_sdtps.training.record import FINISHED, RECORD, command, source_tree
 from demo_sdtps.training.timing import seconds_of
 
 logger = logging.getLogger("study")
@@ -64,10 +65,15 @@ class Variant:
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
 
+    @property
+    def command(self) -> str:
+        script = "test_net.py" if self.weights else "train_net.py"
+        return shlex.join(["python", os.path.relpath(ROOT / script), *self.arguments])
+
 
 def run_study(arguments: argparse.Namespace) -> None:
-    """Make the runs that are missing, write tables and plots, and print the tables. Exit code 1 where a run failed. Raises
-    `UserError`."""
+    """Make the runs that are missing, write result, tables and plots, and print the tables. Exit code 1 where a run failed.
+    Raises `UserError`."""
     output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
@@ -75,21 +81,9 @@ def run_study(arguments: argparse.Namespace) -> None:
         files = output_files(output, plots, arguments.overwrite)
     else:
         study = read_study(arguments.study)
-        seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
-        variants = make_variants(study, arguments.opts, arguments.runs)
         plots = PLOTS | (CURVES if study["times"] else {})
-        files = output_files(output, [RESULT, *plots], arguments.overwrite)
-        costs = {variant.name: cost(variant.cfg) for variant in variants}
-        failures: dict[Path, str] = {}
-        jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
-        for is_trained in (True, False):
-            failures |= run_all([one for one in variants if (one.weights is None) is is_trained], seeds, jobs, study)
-        if study["times"]:
-            for name, seconds in seconds_of({variant.name: variant.cfg for variant in variants}).items():
-                costs[name] |= seconds
-        result = {"title": study["title"], "command": command(), "seeds": seeds, "patterns": study["return_patterns"],
-                  "variants": [{"name": v.name} | costs[v.name] | gather(v, seeds, failures, study) for v in variants]}
-        write_json(files[RESULT], result)
+        files = output_files(output, plots, arguments.overwrite)
+        result = make_result(arguments, study, arguments.json or output / RESULT)
     table = as_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
@@ -98,6 +92,60 @@ def run_study(arguments: argparse.Namespace) -> None:
     print_lines(table, *files.values())
     if any(variant["failed"] for variant in result["variants"]):
         sys.exit(1)
+
+
+def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The result of a study, in `path` after every variant: those that it holds are not made again. Raises `UserError`."""
+    tree = check_tree(arguments.changed_tree)
+    seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
+    variants = make_variants(study, arguments.opts, arguments.runs, tree)
+    found = finished_variants(path, variants, seeds, None if arguments.changed_tree else tree)
+    result = {"title": study["title"], "command": command(), "tree": tree, "seeds": seeds,
+              "patterns": study["return_patterns"], "variants": []}
+    costs = {variant.name: cost(variant.cfg) for variant in variants if variant.name not in found}
+
+    def keep(variant: Variant, failures: Mapping[Path, str]) -> None:
+        found[variant.name] = {"name": variant.name, **costs[variant.name], **gather(variant, seeds, failures, study)}
+        result["variants"] = [found[one.name] for one in variants if one.name in found]
+        write_json(path, result)
+
+    jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
+    left = [variant for variant in variants if variant.name not in found]
+    if seconds := [made["seconds"] for record in arguments.runs.glob(f"*/*/{RECORD}")
+                   if "seconds" in (made := read_json(record) or {})]:
+        count = len(left) * len(seeds)
+        logger.info("%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
+                    len(left), len(variants), count, jobs, mean(seconds), arguments.runs, count * mean(seconds) / jobs / 60)
+    for is_trained in (True, False):
+        run_all([one for one in left if (one.weights is None) is is_trained], seeds, jobs, study, keep)
+    if study["times"] and left:
+        for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
+            found[name] |= times
+    result["variants"] = [found[variant.name] for variant in variants]
+    write_json(path, result)
+    return result
+
+
+def check_tree(is_free: bool) -> str | None:
+    """`source_tree`, None outside of a checkout and where it is free to have changes. Raises `UserError` for changes."""
+    tree, changes = source_tree(ROOT)
+    if changes and not is_free:
+        raise UserError(f"The checkout has changes in no commit ({changes[0].strip()}{', …' * (len(changes) > 1)}), so "
+                        "a result could not say what it was made with; commit them, or give --changed_tree.")
+    return None if changes else tree
+
+
+def finished_variants(path: Path, variants: Sequence[Variant], seeds: Sequence[int], tree: str | None) -> dict[str, Any]:
+    """The variants that the result at `path` holds with all seeds and no failure, by name. Raises `UserError` where it was made
+    with another tree than `tree`, if that is known."""
+    if not path.exists():
+        return {}
+    result, commands = read_result(path), {variant.name: variant.command for variant in variants}
+    if tree and result.get("tree") != tree:
+        raise UserError(f"{path} was made with the files {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}, "
+                        "without docs, tests and Markdown; give --changed_tree to keep its variants, or another --json.")
+    return {one["name"]: one for one in result["variants"] if one["command"] == commands.get(one["name"])
+            and not one["failed"] and list(map(str, seeds)) == [*one["records"]]}
 
 
 def output_files(folder: Path, names: Iterable[str], overwrite: bool) -> dict[str, Path]:
@@ -138,7 +186,7 @@ def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> di
     return defaults | found
 
 
-def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Variant]:
+def make_variants(study: dict[str, Any], opts: list[str], runs: Path, tree: str | None = None) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. Raises `UserError`."""
     variants = []
     for name, variant in study["variants"].items():
@@ -147,8 +195,9 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
             raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
         pairs = [*(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair), *opts]
         cfg = load_cfg(config, pairs)
-        # Everything that determines a run's numbers, except its seed: variants and studies that agree in it share runs.
-        key = hashlib.sha256(with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump().encode()).hexdigest()
+        # What determines a run's numbers, except its seed and the data: variants and studies that agree in it share runs.
+        dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
+        key = hashlib.sha256(f"{dumped}{tree}".encode()).hexdigest()
         variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
     folders = {variant.name: variant.folder for variant in variants}
     sources = [variant["weights"] for variant in study["variants"].values()]
@@ -159,16 +208,25 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path) -> list[Va
             for variant, source in zip(variants, sources, strict=True)]
 
 
-def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any]) -> dict[Path, str]:
-    """Train and measure whatever is not finished, `jobs` runs at a time; returns the reason of each failure, by run folder."""
+def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any],
+            keep: Callable[[Variant, Mapping[Path, str]], None]) -> None:
+    """Train and measure whatever is not finished, `jobs` runs at a time; `keep` gets each variant at its end, and the reason of
+    each failure by run folder."""
     runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
+    left = {variant.name: len(seeds) for variant in variants}
+    failures: dict[Path, str] = {}
     threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
     started: list[subprocess.Popen] = []
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
         made = {pool.submit(run_steps, *run, study, threads, started): folder for folder, run in runs.items()}
         try:
-            return {made[one]: one.result() for one in progress(as_completed(made), "runs", len(made), unit="run")
-                    if one.result()}
+            for one in progress(as_completed(made), "runs", len(made), unit="run"):
+                folder, reason = made[one], one.result()
+                variant = runs[folder][0]
+                failures |= {folder: reason} if reason else {}
+                left[variant.name] -= 1
+                if not left[variant.name]:
+                    keep(variant, failures)
         finally:  # after Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             for process in started:
@@ -225,9 +283,7 @@ def is_done(output: Path) -> bool:
 
 def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    script = "test_net.py" if variant.weights else "train_net.py"
-    command = shlex.join(["python", os.path.relpath(ROOT / script), *variant.arguments])
-    found: dict[str, Any] = {"command": command, "records": {}, "made_with": {}, "failed": {},
+    found: dict[str, Any] = {"command": variant.command, "records": {}, "made_with": {}, "failed": {},
                              **{name: {} for measured in MEASURED.values() for name, *_ in measured}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
@@ -244,5 +300,5 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
             continue
         for _, output in steps(variant, seed, study)[1:]:
             content = read_json(output)
-            found[output.stem][name] = content.get("cases", content.get("cross_modal", content))
+            found[output.stem][name] = content if output.stem == "selection" else content.get("cases") or content["cross_modal"]
     return found

@@ -20,7 +20,7 @@ WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
 SUMS = (HEADS, PATCHES, PATCHES, 3)
 """Lengths of the sums in means of patches: attention, weights, patches, products of the weights."""
 PLACE = "demo_sdtps.studies.peers:"
-PEERS = ("EViT", "DiffRate", "ToMe", "MCTF", "Editor")
+PEERS = ("EViT", "ToMe", "Editor")
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 LEFT = (32, 24, 12)
 """Patches of the tiny model at its input, and behind each stage."""
@@ -48,9 +48,9 @@ def joined(parts):
 
 
 def exactly(context):
-    """Patches, keys, attention and sizes of all rows in float64."""
+    """Keys, attention and sizes of all rows in float64."""
     attention = torch.stack([torch.stack(reference_cues.mean_attention(row)) for row in joined(context.attention)])
-    return joined(context.tokens), joined(context.keys), attention, joined(context.sizes)
+    return joined(context.keys), attention, joined(context.sizes)
 
 
 def are_apart(values, *lengths):
@@ -65,36 +65,20 @@ def cosines(tokens):
     return (unit @ unit.mT)[:, others].unflatten(1, (PATCHES, PATCHES - 1))
 
 
-def clear(name, has_sizes):
-    """The first draw in which a peer decides nothing by roundings."""
+def clear(has_sizes):
+    """The first draw in which ToMe decides nothing by roundings."""
     for seed in numbers(1):
         tokens, context = draw(seed, has_sizes)
-        patches, keys, attention, sizes = exactly(context)
-        if name == "ToMe":
-            is_clear = are_apart(cosines(keys), WIDTH, WIDTH)
-        elif name == "DiffRate":
-            is_clear = are_apart(cosines(patches), WIDTH, WIDTH) and are_apart(attention, HEADS)
-        else:
-            pairs = [list(reference.pair_weights(*row).values()) for row in zip(patches, attention, sizes, strict=True)]
-            # Cosine, mean over the heads, two powers, products.
-            is_clear = are_apart(torch.tensor(pairs, dtype=torch.double), WIDTH, WIDTH, HEADS, 8)
-        if is_clear:
+        if are_apart(cosines(exactly(context)[0]), WIDTH, WIDTH):
             return tokens, context
-
-
-def groups_of(name, patches, keys, attention, sizes, count):
-    if name == "ToMe":
-        return reference.tome(keys, count)
-    return reference.mctf(patches, attention, sizes, count) if name == "MCTF" else reference.diffrate(patches, attention, count)
 
 
 @pytest.mark.parametrize("has_sizes", [False, True], ids=["first stage", "patches that stand for several"])
 @pytest.mark.parametrize("count", [8, 11, 12])
-@pytest.mark.parametrize("name", ["ToMe", "MCTF", "DiffRate"])
-def test_merging_against_its_description(name, count, has_sizes):
+def test_merging_against_its_description(count, has_sizes):
     """What is kept, the means, sizes and gradients, in float32 also under autocast."""
-    tokens, context = clear(name, has_sizes)
-    score = make_score(PLACE + name, tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", [count / PATCHES]),
+    tokens, context = clear(has_sizes)
+    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", [count / PATCHES]),
                        WIDTH, GRID)
     with torch.autocast("cpu", torch.bfloat16):
         scores = torch.cat(list(score(context).values()))
@@ -102,13 +86,11 @@ def test_merging_against_its_description(name, count, has_sizes):
         kept = kept.sort(dim=1).values
         slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values[:, 1:], kept)], dim=1), kept)
         merged = score.merge(tokens, slimmed, scores, decision, context)
-    _, keys, attention, sizes = exactly(context)
+    keys, _, sizes = exactly(context)
     values, expected = tokens.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
-        patches = values[row, 1:]
-        groups = groups_of(name, patches.detach(), keys[row], attention[row], sizes[row], count)
-        weights = sizes[row] * attention[row] if name == "MCTF" else sizes[row]
-        expected.append(torch.cat([values[row, :1], reference.means(patches, weights, groups)]))
+        groups = reference.tome(keys[row], count)
+        expected.append(torch.cat([values[row, :1], reference.means(values[row, 1:], sizes[row], groups)]))
         assert kept[row].tolist() == sorted(group[0] for group in groups)
         assert merged.sizes[row].tolist() == [1, *reference.totals(sizes[row], groups)]
     assert torch.equal(merged.positions, kept) and merged.extra == 0
@@ -121,21 +103,18 @@ def test_merging_against_its_description(name, count, has_sizes):
 
 def test_the_nearest_patch_is_found_in_float32_under_autocast():
     """In bfloat16 both cosines are 0.957, of which the first would be the nearest."""
-    angles = torch.tensor([0.30, 0.29, 0.0, 3.0])
-    values = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
-    context = Context({"RGB": values}, {}, (2, 2), attention={"RGB": torch.tensor([[[0.4, 0.3, 0.2, 0.1]]])})
-    score = make_score(PLACE + "DiffRate", tiny_cfg(), 2, (2, 2))
+    angles = torch.tensor([0.0, 0.30, 3.0, 0.29])
+    keys = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
+    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.75]"), 2, (2, 2))
     with torch.autocast("cpu", torch.bfloat16):
-        scores = score(context)["RGB"]
-        kept, decision = select(scores, 2)
-        found = score.merge(Tokens(values), Tokens(values[:, :2], kept), scores, decision, context)
-    assert found.sizes.tolist() == [[1, 2]]
+        found = score(Context({"RGB": keys}, {}, (2, 2), keys={"RGB": keys}))["RGB"]
+    assert found.tolist() == [[-1 - 3, 0, 0, 0]]
 
 
 def test_evit_scores_by_the_mean_over_the_heads():
     _, context = draw(3, has_sizes=False)
     score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
-    *_, attention, _ = exactly(context)
+    _, attention, _ = exactly(context)
     assert_close(torch.cat(list(score(context).values())), attention, HEADS)
 
 
@@ -148,7 +127,7 @@ def test_evit_sums_what_it_drops():
     kept = kept.sort(dim=1).values
     slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values, 1 + kept)], dim=1), kept)
     extra = score.merge(tokens, slimmed, scores, decision, context).values[:, -1]
-    values, (*_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
+    values, (_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
     expected = torch.stack([sum(attention[row, patch] * values[row, 1 + patch] for patch in range(PATCHES)
                                 if patch not in kept[row].tolist()) for row in range(ROWS)])
     assert_close(extra, expected, HEADS, PATCHES)
@@ -157,11 +136,10 @@ def test_evit_sums_what_it_drops():
     assert_close(found, slow, HEADS, PATCHES, PATCHES)
 
 
-@pytest.mark.parametrize(("name", "queries"), [("EViT", slice(1)), ("DiffRate", slice(1)), ("MCTF", slice(None))])
 @torch.no_grad()
-def test_the_attention_is_that_of_the_next_block(name, queries):
-    """Of the class token, for MCTF the mean over all tokens; captured from timm's own attention in its plain form."""
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + name).eval()
+def test_the_attention_is_that_of_the_next_block():
+    """Of the class token; captured from timm's own attention in its plain form."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "EViT").eval()
     backbone, score, contexts, inputs, seen = model.backbone, model.slimming.scores[0], [], [], []
     backbone.fused_attention = False
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
@@ -170,14 +148,14 @@ def test_the_attention_is_that_of_the_next_block(name, queries):
     backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with backbone.ready(torch.device("cpu")):
         backbone.run_blocks(inputs[0], 1, 2)
-    expected = seen[0][:, :, queries, -LEFT[0]:].double().mean(dim=2)
+    expected = seen[0][:, :, 0, -LEFT[0]:].double()
     assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
 
 
 @torch.no_grad()
 def test_the_sizes_are_those_of_the_tokens():
     """Of the patches, at the second stage, where some stand for several."""
-    model, contexts = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "MCTF").eval(), []
+    model, contexts = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe").eval(), []
     score, seen, run = model.slimming.scores[1], [], model.backbone.run_blocks
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
     model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
@@ -216,19 +194,13 @@ def test_a_peer_in_the_model(name, training):
             assert tokens.sizes is None
             continue
         assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
-        # Of the patches that DiffRate drops, half are pruned: 4 of one patch, then 6 of one or more.
-        counts = tokens.sizes[:, prefix:].sum(dim=1)
-        if name == "DiffRate":
-            assert counts.eq(28).all() if number == 1 else counts.le(22).all() and counts.ge(18).all()
-        else:
-            assert counts.eq(32).all()
+        assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
 
 
 @pytest.mark.parametrize("options", [(), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")], ids=str)
-@pytest.mark.parametrize("name", ["ToMe", "MCTF", "DiffRate"])
-def test_fused_and_plain_attention_agree_on_merged_tokens(name, options):
+def test_fused_and_plain_attention_agree_on_merged_tokens(options):
     """In float64, so that no rounding of theirs changes what is merged."""
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + name, *options).eval().double()
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe", *options).eval().double()
     images, cameras = random_images(11)
     images, features = {name: image.double() for name, image in images.items()}, []
     for fused in (True, False):
@@ -238,20 +210,18 @@ def test_fused_and_plain_attention_agree_on_merged_tokens(name, options):
     assert_close(*features, *ENCODER, *ENCODER)
 
 
-@pytest.mark.parametrize("name", ["ToMe", "MCTF", "DiffRate"])
-def test_without_merging_the_same_patches_are_dropped(name):
+def test_without_merging_the_same_patches_are_dropped():
     images, cameras = random_images(14)
     merged, dropped = (tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SHARED", "False",
-                                  "MODEL.SLIM_SCORE", PLACE + name, "MODEL.SLIM_MERGE", merge).eval()
+                                  "MODEL.SLIM_SCORE", PLACE + "ToMe", "MODEL.SLIM_MERGE", merge).eval()
                        .encode(images, cameras) for merge in (True, False))
     assert all(torch.equal(merged.positions[modality], dropped.positions[modality]) for modality in MODALITIES)
     assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
 
 
-@pytest.mark.parametrize("name", ["ToMe", "MCTF"])
-def test_pairs_leave_at_least_half(name):
-    with pytest.raises(UserError, match=rf"MODEL.SLIM_KEEP is \[0.4\], but {name} can .* by more MODEL.SLIM_BLOCKS\.$"):
-        tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", PLACE + name)
+def test_pairs_leave_at_least_half():
+    with pytest.raises(UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but ToMe can .* by more MODEL.SLIM_BLOCKS\.$"):
+        tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", PLACE + "ToMe")
 
 
 @pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)

@@ -1,4 +1,5 @@
 """One seed gives one run, to the last bit; and a run says what it was made with (training/record.py)."""
+import hashlib
 import json
 import platform
 import shlex
@@ -17,7 +18,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
-from demo_sdtps.training.record import commit
+from demo_sdtps.training.record import commit, source_tree
 from demo_sdtps.training.reid import ReIDTrainer
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
@@ -97,6 +98,30 @@ def test_the_commit_of_a_checkout(tmp_path):
     (tmp_path / "new.py").unlink()
     (tmp_path / "model.py").write_text("width = 2")
     assert commit(tmp_path) == {"commit": revision, "changed": True}
+
+
+def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp_path):
+    def git(*words):
+        return subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *words],
+                              capture_output=True, text=True, check=True).stdout
+
+    assert source_tree(tmp_path) == (None, [])
+    for name in ("docs", "tests", "modeling"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.py").write_text("width = 1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "A model")
+    tree, changes = source_tree(tmp_path)
+    blob = git("rev-parse", "HEAD:modeling/one.py").strip()
+    assert tree == hashlib.sha1(f"100644 {blob} 0\tmodeling/one.py\n".encode()).hexdigest() and not changes
+    for name in ("docs/one.py", "tests/two.py", "README.md"):
+        (tmp_path / name).write_text("width = 2")
+        assert source_tree(tmp_path) == (tree, [])
+    (tmp_path / "modeling" / "one.py").write_text("width = 2")
+    assert source_tree(tmp_path) == (tree, [" M modeling/one.py"])
+    git("commit", "-q", "-a", "-m", "A wider one")
+    assert source_tree(tmp_path)[0] not in (tree, None) and not source_tree(tmp_path)[1]
 
 
 def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):

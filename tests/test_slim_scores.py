@@ -51,8 +51,8 @@ def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
         assert relative_error(merged, apart) < limit and relative_error(plain, apart) > 0.1
 
 
-@pytest.mark.parametrize("score", ["saliency", "self_supervised", *(f"demo_sdtps.studies.peers:{name}" for name in
-                                   ("DiffRate", "ToMe", "MCTF", "Editor"))])
+@pytest.mark.parametrize("score", ["saliency", "self_supervised", *(f"demo_sdtps.studies.peers:{name}"
+                                   for name in ("EViT", "ToMe", "Editor"))])
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()

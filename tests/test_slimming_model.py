@@ -31,7 +31,7 @@ SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
 CHOOSING, MERGING = (tuple(f"demo_sdtps.studies.peers:{name}" for name in names) for names in (("EViT", "Editor"),
-                                                                                     ("DiffRate", "ToMe", "MCTF")))
+                                                                                     ("ToMe",)))
 """Peers that make an extra token, and others."""
 
 

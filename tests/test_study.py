@@ -1,6 +1,7 @@
 """tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
 import json
 import random
+import shutil
 import statistics
 from itertools import chain
 from pathlib import Path
@@ -12,8 +13,9 @@ from PIL import Image
 from reference import statistics as reference
 
 from demo_sdtps import test_net
+from demo_sdtps.config import UserError
 from demo_sdtps.reports.study import as_markdown, paired_difference
-from demo_sdtps.studies.runs import make_variants, read_study
+from demo_sdtps.studies.runs import finished_variants, make_variants, read_study
 from demo_sdtps.tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
@@ -48,16 +50,20 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     """What is lost, and it alone, is made again; so are tables and plots, from the result."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
-    words = [write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--jobs", "2",
-             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
+    words = [write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--changed_tree",
+             "--jobs", "2", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
     assert command(tool.main, *words)[0] == 0
     (interrupted,), (unmeasured,) = (sorted(runs.glob(f"{name}-*/seed_{seed}"))
                                      for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1)))
     record = json.loads((interrupted / "run.json").read_text())
     (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
     (unmeasured / "selection.json").unlink()
+    made, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
+    result = json.loads((made / "study.json").read_text())
+    (made / "study.json").write_text(json.dumps(result | {"variants": []}))
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert command(tool.main, *words)[0] == 0
+    assert json.loads((made / "study.json").read_text())["variants"][1]["selection"] == result["variants"][1]["selection"]
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     assert {path for path in runs.rglob("*.json") if before.get(path) != path.stat().st_mtime_ns} == {
         unmeasured / "selection.json", *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing"))}
@@ -66,7 +72,8 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
 
-    made, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
+    shutil.rmtree(runs)  # the result has its variants
+    assert command(tool.main, *words)[0] == 0 and not runs.exists()
     assert command(tool.main, made / "study.json", "--output", again)[0] == 0
     assert (again / "study.md").read_text() == (made / "study.md").read_text()
     for name in ("results.png", "costs.png"):
@@ -79,7 +86,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, m
     monkeypatch.chdir(tmp_path)
     variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
     path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=2)
-    words = (path, "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root)
+    words = (path, "--changed_tree", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root)
     code, stdout, _ = command(tool.main, *words, "--seeds", "1")
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
@@ -171,7 +178,7 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
     path.write_text(yaml.safe_dump(content))
-    code, stdout, stderr = command(tool.main, path)
+    code, stdout, stderr = command(tool.main, path, "--changed_tree")
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
@@ -185,7 +192,7 @@ def test_a_variant_with_weights_is_evaluated_and_timed(tiny_root, tmp_path, monk
                "INPUT.JOINT_AUGMENTATION": True}
     words = [write(tmp_path, config=str(BASELINE), seeds=1, times=True, missing=False, selection=False,
                    variants={"dense": {}, "slim, later": {"weights": "dense", "set": setting}}),
-             "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
+             "--changed_tree", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
     assert command(tool.main, *words)[0] == 0
     output = tmp_path / "runs" / "studies"
     result = json.loads((output / "tiny" / "study.json").read_text())
@@ -201,6 +208,24 @@ def test_a_variant_with_weights_is_evaluated_and_timed(tiny_root, tmp_path, monk
     assert line["time of inference"] == f"{slim['inference'] / dense['inference']:.2f}"
     with Image.open(output / "tiny" / "curves.png") as image:
         assert min(image.size) > 300
+
+
+def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
+    """And its variants are kept where that is asked for, but for those that failed, lack a seed or have another command."""
+    monkeypatch.chdir(ROOT)
+    study = read_study(write(tmp_path, variants={name: {"set": {"MODEL.SDTPS_BETA": number / 10}}
+                                                 for number, name in enumerate("abcd")}))
+    variants = make_variants(study, [], tmp_path)
+    done = [{"name": one.name, "command": one.command, "failed": {}, "records": {"1": [], "2": []}} for one in variants]
+    done[1]["failed"] = {"2": "diverged"}
+    del done[2]["records"]["2"]
+    done[3]["command"] += " MODEL.SDTPS_BETA 0.4"
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"title": "", "tree": "1" * 40, "seeds": [1, 2], "patterns": [], "variants": done}))
+    for tree in ("1" * 40, None):
+        assert [*finished_variants(path, variants, [1, 2], tree)] == ["a"]
+    with pytest.raises(UserError, match=f"made with the files {'1' * 10}, but the checkout's are {'2' * 10}, .*--changed_tree"):
+        finished_variants(path, variants, [1, 2], "2" * 40)
 
 
 def test_the_docs_have_every_study():

@@ -17,9 +17,11 @@ tools/selection_quality.py), `times: True` (time the variants in turns, and draw
 those whose names agree up to the first comma). A variant with `weights: NAME` is not trained: it evaluates the weights of the
 variant NAME.
 
-A study can be stopped and started again; finished runs are not repeated, and --overwrite replaces the tables and plots of an
-earlier end. A run is identified by its configuration and seed: after a change of the code or the data give another --runs.
-Given the study.json of an earlier end in place of STUDY.yml, the tables and plots are made from it alone.
+A study can be stopped and started again: the result, --json, holds every variant that is finished, which is not made again,
+and --overwrite replaces the tables and plots of an earlier end. A run is identified by its configuration, its seed and the
+files of the checkout, without docs/, tests/ and Markdown, whose hash the result records; files that are in no commit, and a
+result of other files, are refused without --changed_tree. After a change of the data give another --runs and --json. Given a
+result in place of STUDY.yml, the tables and plots are made from it alone.
 """
 import sys
 from pathlib import Path
@@ -45,6 +47,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/studies/runs"), metavar="DIR",
                         help="folder of the runs; studies with the same folder share runs of equal configuration "
                              "(default: runs/studies/runs)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the result, written after every variant; the variants that "
+                        "it holds are kept (default: study.json in --output)")
+    parser.add_argument("--changed_tree", action="store_true",
+                        help="go on where the checkout has changes that are in no commit, or is not that of the result")
     parser.add_argument("--jobs", type=positive_int, metavar="N",
                         help="number of parallel runs (default: 1 with a GPU, else one per CPU core)")
     add_overwrite(parser)

@@ -1,4 +1,5 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
+import hashlib
 import logging
 import platform
 import secrets
@@ -6,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,8 @@ from demo_sdtps.training.stop import Stopped
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 COMPARED = {"versions": ("python", *PACKAGES, "cuda"), "machine": ("name", "cpu", "threads")}
+SOURCES = (".", ":!docs", ":!tests", ":!*.md")
+"""The files of a checkout on which results depend, as pathspecs of git."""
 FINISHED = "finished"
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
@@ -99,14 +102,25 @@ def command() -> str:
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
+    found = _git(root, ("rev-parse", "HEAD"), ("status", "--porcelain"))
+    return {"commit": found[0].strip(), "changed": bool(found[1].strip())} if found else {"commit": None, "changed": None}
+
+
+def source_tree(root: Path = ROOT) -> tuple[str | None, list[str]]:
+    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git or history; and their changes."""
+    found = _git(root, ("rev-parse", "HEAD"), ("ls-files", "-s", "--", *SOURCES), ("status", "--porcelain", "--", *SOURCES))
+    return (hashlib.sha1(found[1].encode()).hexdigest(), found[2].splitlines()) if found else (None, [])
+
+
+def _git(root: Path, *commands: Sequence[str]) -> list[str]:
+    """What git says to each command; [] where it cannot."""
     if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
-        return {"commit": None, "changed": None}
+        return []
     try:
-        revision, changed = (subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
-                             for words in (("rev-parse", "HEAD"), ("status", "--porcelain")))
+        return [subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+                for words in commands]
     except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "changed": None}
-    return {"commit": revision.strip(), "changed": bool(changed.strip())}
+        return []
 
 
 def versions(device: torch.device) -> dict[str, str | None]:

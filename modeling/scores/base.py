@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN
 from demo_sdtps.modeling.sdtps import softmax_mean
 from demo_sdtps.modeling.tokens import ByModality, Tokens
 from demo_sdtps.runtime.errors import UserError
@@ -84,8 +83,7 @@ class Score(nn.Module, ABC):
 
     masks = ""  # when a score from outside the project reads foreground masks: "training", "always", or '' for never
 
-    needs_attention = False  # whether it reads `Context.attention`: softmax weights over the patches
-    attention_queries = CLASS_TOKEN  # the tokens whose mean weights these are; slice(None) for all
+    needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
     keeps_own = False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says

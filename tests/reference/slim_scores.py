@@ -27,48 +27,15 @@ def tome(keys, count):
     return groups_of(len(keys), {one: partner[one] for one in sources})
 
 
-def pair_weights(patches, attention, sizes):
-    """MCTF's weight of each pair of patches (N, C) of A and B, with the attention that each gets and its size, (N,)."""
-    return {(one, other): float((cosine(patches[one], patches[other]) + 1) / 2
-                                * (1 / (attention[one] * attention[other])) ** (1 / 20)
-                                * (1 / (sizes[one] * sizes[other])) ** (1 / 40))
-            for one in range(0, len(patches), 2) for other in range(1, len(patches), 2)}
-
-
-def mctf(patches, attention, sizes, count):
-    """MCTF (Lee et al., CVPR 2024, section 4) → groups as those of `tome`."""
-    weight, drop = pair_weights(patches, attention, sizes), len(patches) - count
-    first, second = (list(range(start, len(patches), 2)) for start in (0, 1))
-    goal = {}
-    partner = {one: best(second, lambda other, one=one: weight[one, other]) for one in first}
-    for one in sorted(first, key=lambda one: -weight[one, partner[one]])[:drop // 2]:
-        goal[one] = partner[one]
-    left = [one for one in first if one not in goal]
-    partner = {other: best(left, lambda one, other=other: weight[one, other]) for other in second}
-    for other in sorted(second, key=lambda other: -weight[partner[other], other])[:drop - drop // 2]:
-        goal[other] = partner[other]
-    return groups_of(len(patches), goal)
-
-
-def diffrate(patches, attention, count):
-    """DiffRate (Chen et al., ICCV 2023) at fixed rates, by the class token's attention (N,) → groups as those of `tome`, in
-    which pruned patches are not."""
-    order = sorted(range(len(patches)), key=lambda place: -float(attention[place]))
-    kept, rest = order[:count], order[count:]
-    goal = {place: best(kept, lambda other, place=place: float(cosine(patches[place], patches[other])))
-            for place in rest[:(len(rest) + 1) // 2]}
-    return groups_of(len(patches), goal, rest[len(goal):])
-
-
 def best(places, value):
     return max(places, key=value)
 
 
-def groups_of(count, goal, pruned=()):
-    """Groups of `count` places of which some move to a `goal`, those that have moved to one that moves too with it."""
-    groups = {place: [place] for place in range(count) if place not in goal and place not in pruned}
+def groups_of(count, goal):
+    """Groups of `count` places of which some move to a `goal`."""
+    groups = {place: [place] for place in range(count) if place not in goal}
     for place, other in goal.items():
-        groups[goal.get(other, other)].append(place)
+        groups[other].append(place)
     return list(groups.values())
 
 
