@@ -7,6 +7,7 @@
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
+# make tables     the tables of README.md and docs/ from the JSON in docs/
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
 # make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
 # make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
@@ -27,7 +28,7 @@ TEST_WORKERS ?= auto
 SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study bench docs gpu-check test test-slow test-seeds test-hosts test-all lint
+.PHONY: setup demo demo-seps study tables bench docs gpu-check test test-slow test-seeds test-hosts test-all lint
 
 setup: $(INSTALLED)
 
@@ -58,6 +59,9 @@ study: setup
 	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
 	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
+
+tables: setup
+	$(PY) tools/tables.py
 
 bench: setup
 	$(PY) benchmarks/run.py --overwrite --json runs/benchmark.json

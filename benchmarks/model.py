@@ -17,6 +17,7 @@ from demo_sdtps.benchmarks.rows import Row, check_equal, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.evaluation.operations import count_macs, count_parameters, plain_hdm_macs, tokens_of_hdm
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
@@ -34,6 +35,18 @@ FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the plain formulation
 MIB = 2**20
 
 Work = dict[str, Callable[[], object]]  # cases to time, by name
+
+
+def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
+    """Size of the models of RGBNT201, beside HDM's plain formulation."""
+    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_Slim")[:1 if quick else None]:
+        cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
+        model = make_model(cfg, CLASSES, CAMERAS).eval()
+        macs = count_macs(cfg, model)
+        plain_hdm = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
+        before = (macs[""] - macs.get("hdm", 0) + plain_hdm) / 1e9
+        yield Row(f"{name}: trainable parameters", None, sum(count_parameters(model).values()) / 1e6, "M", None)
+        yield Row("… multiply-accumulates of a triplet", before, macs[""] / 1e9, "G", before * 1e9 / macs[""])
 
 
 class Sides:

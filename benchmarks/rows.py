@@ -33,12 +33,14 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
+    """The rows as a table, without the columns of targets where there are none."""
     lines = [("what", "reference", "ours", "times better", "target", "met"), ("---",) * 6]
     for row in rows:
         lines.append((row.what, _with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit),
                       "" if row.ratio is None else f"{_digits(row.ratio)}×", row.target,
                       {None: "", True: "yes", False: "no"}[row.met]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    width = 6 if any(row.target for row in rows) else 4
+    return "\n".join(f"| {' | '.join(line[:width])} |" for line in lines)
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -17,6 +17,7 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 PARTS = {  # description; function from `quick` and device to rows
+    "models": ("parameters and operations of the models of RGBNT201", "model:models_rows"),
     "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", "model:model_rows"),
     "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
                  "slimming:slimming_rows"),

@@ -44,8 +44,8 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
         "SOLVER.RANGE_MARGIN": 0.3, "SOLVER.RANGE_ALPHA": 0, "SOLVER.RANGE_BETA": 1, "SOLVER.RANGE_LOSS_WEIGHT": 1}}
 """By the reason: keys and defaults."""
 REMOVED_KEYS: dict[str, object] = {
-    "MODEL.SELECTOR": "", "MODEL.SLIM_HIDDEN": 64, "MODEL.SLIM_TAU": 1.0, "MODEL.SLIM_DISTIL": 0.0, "MODEL.SLIM_MAP": [],
-    "MODEL.PIFE_WEIGHTED": False}
+    "MODEL.SELECTOR": "", "MODEL.SDTPS_PROJECTION": False, "MODEL.SDTPS_SCORE": "published", "MODEL.SLIM_HIDDEN": 64,
+    "MODEL.SLIM_TAU": 1.0, "MODEL.SLIM_DISTIL": 0.0, "MODEL.SLIM_MAP": [], "MODEL.PIFE_WEIGHTED": False}
 """Keys that are gone, of re-identification and of SEPS, and their defaults, at which a configuration may still hold them."""
 LAST_COMMIT = "f64450b"  # that has the REMOVED_KEYS
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
@@ -131,10 +131,6 @@ KEYS = (
         "never in evaluation"),
     Key("MODEL.SDTPS_GUIDE_MISSING", True, "use the global feature of a missing modality (TEST.MISS) as a guide of the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key("MODEL.SDTPS_SCORE", "published", "score by which SDTPS keeps patches: the published one, or distinctness from the "
-        "mean patch, without MLP and guidance", ("published", "distinctness")),
-    Key("MODEL.SDTPS_PROJECTION", False, "pass the tokens of SDTPS through LayerNorm, Linear and quick GELU per modality, as "
-        "PIFE does the global features"),
     Key("MODEL.SDTPS_FEEDS_HDM", True, "HDM attends to the tokens of SDTPS, as published, and not to all patches"),
     Key("MODEL.HDM", False, "hierarchical decoupling module (HDM): one feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
@@ -166,7 +162,7 @@ KEYS = (
         lambda value: three_numbers(value, least=0), "three positive numbers"),
 
     Key("DATASETS.NAMES", "RGBNT201", "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic; own data: Folder, CSV, "
-        "and Images without labels (docs/data.md)"),
+        "and Images without labels (docs/own_data.md)"),
     Key("DATASETS.ROOT_DIR", "./data", "folder that holds the data set's own folder; of Folder the one with train, query and "
         "gallery, of CSV the table, of Images that of the images"),
     Key("DATASETS.FOLDERS", [], "NAME=FOLDER for folders of Folder with other names than train, query, gallery, RGB, NI, TI, "

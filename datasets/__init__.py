@@ -49,10 +49,10 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))
-    folder = reader.folder_in(root)
+    folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
     if not folder.is_dir():
         raise UserError(f"The data set {name} is not at {folder}; expected is "
-                        f"DATASETS.ROOT_DIR/{reader.layout}. Put it there (docs/data.md says where to get it), or "
+                        f"DATASETS.ROOT_DIR{reader.layout}. Put it there ({page} has its layout), or "
                         f"correct DATASETS.ROOT_DIR{reader.instead}.")
     found = {}
     for split in splits:
@@ -60,7 +60,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             found[split] = reader.read(root, split)
         except UserError as error:
             raise UserError(f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
-                            f"DATASETS.ROOT_DIR/{reader.layout})") from None
+                            f"DATASETS.ROOT_DIR{reader.layout})") from None
         if not found[split]:
-            raise UserError(f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR/{reader.layout}.")
+            raise UserError(f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR{reader.layout}.")
     return found

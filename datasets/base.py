@@ -45,7 +45,7 @@ class Reader:
     """Reader of one data set; `layout` and `instead` are parts of error messages."""
 
     read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
-    layout: str
+    layout: str  # behind DATASETS.ROOT_DIR
     by_scene: bool = False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
@@ -55,7 +55,7 @@ class Reader:
 
     @property
     def folder(self) -> str:
-        return self.layout.split("/")[0]
+        return self.layout.split("/")[1]
 
     def folder_in(self, root: Path) -> Path:
         """Path of the folder of the data set, which need not exist."""

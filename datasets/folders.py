@@ -1,5 +1,5 @@
 """Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent, or of one modality
-(docs/search.md)."""
+(docs/retrieval.md)."""
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
     flat = next((entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None)
     return Reader(lambda root, _: [Sample(triplet.paths, UNKNOWN, UNKNOWN)
                                    for triplet in read_folder(root, flat, cfg.MODEL.MODALITIES)],
-                  f"{{{','.join(cfg.MODEL.MODALITIES)}}}", labelled=False, locate=lambda root: root)
+                  f"/{{{','.join(cfg.MODEL.MODALITIES)}}}", labelled=False, locate=lambda root: root)
 
 
 def read_folder(folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES) -> list[Triplet]:

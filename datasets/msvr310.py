@@ -23,5 +23,5 @@ def read(root: Path, split: str) -> list[Sample]:
     return samples
 
 
-READER = Reader(read, layout="MSVR310/{bounding_box_train,query3,bounding_box_test}/0001/{vis,ni,th}/" + NAMING.example,
+READER = Reader(read, layout="/MSVR310/{bounding_box_train,query3,bounding_box_test}/0001/{vis,ni,th}/" + NAMING.example,
                 by_scene=True)

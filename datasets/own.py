@@ -34,12 +34,12 @@ def folder_reader(cfg: CfgNode) -> Reader:
     splits, modalities = (",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES))
     pattern = pattern_of(cfg)
     return Reader(_reading(lambda root: _rows_of_folders(root, folders, cfg.MODEL.MODALITIES, pattern)),
-                  f"{{{splits}}}/{{{modalities}}}", locate=lambda root: root)
+                  f"/{{{splits}}}/{{{modalities}}}", locate=lambda root: root)
 
 
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    return Reader(_reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)), f"a table with {','.join(COLUMNS)}",
+    return Reader(_reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)), f", a table with {','.join(COLUMNS)}",
                   locate=lambda root: root.parent)
 
 

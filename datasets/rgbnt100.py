@@ -17,4 +17,4 @@ def read(root: Path, split: str) -> list[Sample]:
     return [sample for sample in samples if sample.identity != JUNK]
 
 
-READER = Reader(read, layout="RGBNT100/rgbir/{bounding_box_train,query,bounding_box_test}/" + NAMING.example)
+READER = Reader(read, layout="/RGBNT100/rgbir/{bounding_box_train,query,bounding_box_test}/" + NAMING.example)

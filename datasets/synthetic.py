@@ -37,5 +37,5 @@ def read(root: Path, split: str) -> list[Sample]:
     return rgbnt201.read(locate(root), split)
 
 
-READER = Reader(read, layout=f"{FOLDER}/{rgbnt201.READER.layout}", instead=", or run `make demo`, which makes it",
+READER = Reader(read, layout=f"/{FOLDER}{rgbnt201.READER.layout}", instead=", or run `make demo`, which makes it",
                 trained_as=("RGBNT201",), locate=locate)

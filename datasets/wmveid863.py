@@ -11,4 +11,4 @@ def read(root: Path, split: str) -> list[Sample]:
     return [NAMING.sample(paths) for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)]
 
 
-READER = Reader(read, layout="MSVWild863/{train,query,test}/{vis,ni,th}/" + NAMING.example)
+READER = Reader(read, layout="/MSVWild863/{train,query,test}/{vis,ni,th}/" + NAMING.example)

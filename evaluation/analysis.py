@@ -1,4 +1,4 @@
-"""What an evaluation says beyond its means: by query, identity, pair of cameras and distance (docs/report.md).
+"""What an evaluation says beyond its means: by query, identity, pair of cameras and distance (docs/getting_started.md).
 
 Pure functions of distances and labels. Q queries, G gallery samples; `distances` gives the rows (q, G) of some queries, as
 they are ranked. The gallery samples of a query's identity and key are left out, as everywhere in evaluation.

@@ -102,7 +102,7 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
     if model.hdm is None:
         return FusionWeights(None, None)
     patches = context.tokens
-    if model.sdtps:
+    if model.sdtps and model.sdtps_feeds_hdm:
         patches = {name: selection.tokens for name, selection in model.sdtps(context).items()}
     weights = model.hdm.weights(patches, context.global_feats)
     shares = {subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}

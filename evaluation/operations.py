@@ -85,7 +85,7 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
 
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
-    if model.sdtps:
+    if model.sdtps and model.sdtps_feeds_hdm:
         return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
     return 1 + (model.slimming.counts(model.backbone.num_patches)[-1] if model.slimming else model.backbone.num_patches)
 

@@ -78,8 +78,7 @@ class DeMo(nn.Module):
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
         patches = self.slimming.counts(self.backbone.num_patches)[-1] if self.slimming else self.backbone.num_patches
-        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"]
-                    for name in ("guide_missing", "projection", "score", *SDTPS_ARGUMENTS)}
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
         try:
             return SDTPS(self.backbone.width, self.backbone.grid_size, patches, modalities=self.modalities, **settings)
         except ValueError as error:

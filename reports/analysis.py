@@ -79,7 +79,7 @@ def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int
 
 
 def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
-    """`found` as plain lists, dicts and numbers (docs/report.md)."""
+    """`found` as plain lists, dicts and numbers (docs/getting_started.md)."""
     return {
         "weight": cfg.TEST.WEIGHT, "return_pattern": cfg.TEST.RETURN_PATTERN, "missing": analysed_case(cfg),
         "options": options(cfg).removeprefix(", "), "cases": found.records,

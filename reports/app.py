@@ -1,4 +1,4 @@
-"""A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/search.md)."""
+"""A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/retrieval.md)."""
 import argparse
 import html
 import os
@@ -87,4 +87,4 @@ def kept_patches(reid: Extractor, query: Triplet) -> Image.Image | None:
         return None
     with TemporaryDirectory() as folder:
         sample = Sample(query.paths, UNKNOWN, UNKNOWN)
-        return Image.open(draw_tokens(reid.cfg, reid.model, [sample], Path(folder, "kept.png"))).convert("RGB")
+        return Image.open(draw_tokens([(reid.cfg, reid.model)], [sample], Path(folder, "kept.png"))).convert("RGB")

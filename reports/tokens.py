@@ -1,4 +1,5 @@
 """The patches that slimming and SDTPS keep, over their images."""
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -23,11 +24,18 @@ from demo_sdtps.runtime.device import choose_precision
 SHARED = "shared"
 
 
-def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, count: int = 8) -> Path:
+def draw_tokens(models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], path: Path, count: int = 8) -> Path:
     """A row per triplet: its images, and for every stage of slimming and for SDTPS the score of the patches over an image, and
-    the image with the dropped patches covered; a set that the modalities share once, over the mean of the images."""
+    the image with the dropped patches covered; a set that the modalities share once, over the mean of the images. Of several
+    models the last stage alone."""
+    (cfg, model), *others = models
     chosen = shown_samples(samples, count)
     grids = patch_grids(cfg, model, chosen)
+    what = description(cfg, model, grids)
+    if others:
+        found = [list(patch_grids(*one, chosen).values())[-1] for one in models]
+        grids = {own.MODEL.SLIM_SCORE.rpartition(":")[2]: last for (own, _), last in zip(models, found, strict=True)}
+        what = "What the last stage of slimming by each score keeps"
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
@@ -40,8 +48,7 @@ def draw_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample], path: Path, co
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
     heat_bar(figure, axes, "score of a patch among those of its image; not coloured: dropped before")
-    figure.suptitle(f"{description(cfg, model, grids)} of {model.backbone.num_patches} patches per modality are kept"
-                    f"{options(cfg)}")
+    figure.suptitle(what + options(cfg))
     return save(figure, path)
 
 
@@ -88,7 +95,7 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
     by += [type(model.sdtps).__name__] if model.sdtps else []
     counts = [{int(kept) for both in own.values() for kept in both[:, 0].sum(dim=(1, 2))} for own in grids.values()]
     numbers = (f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts)
-    return f"{' and '.join(by)}: {', '.join(numbers)}"
+    return f"{' and '.join(by)}: {', '.join(numbers)} of {model.backbone.num_patches} patches per modality are kept"
 
 
 def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:

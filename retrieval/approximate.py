@@ -1,4 +1,4 @@
-"""Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/search.md)."""
+"""Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/retrieval.md)."""
 import math
 import secrets
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tools/export_features.py does: the features of a split as one file or in shards (docs/scale.md)."""
+"""What tools/export_features.py does: the features of a split as one file or in shards (docs/retrieval.md)."""
 import argparse
 import json
 from collections.abc import Mapping, Sequence

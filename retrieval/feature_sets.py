@@ -1,4 +1,4 @@
-"""Exported features, read block by block: an .npz file or a folder of shards of export_features.py (docs/scale.md)."""
+"""Exported features, read block by block: an .npz file or a folder of shards of export_features.py (docs/retrieval.md)."""
 import hashlib
 import json
 import os

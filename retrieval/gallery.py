@@ -1,4 +1,4 @@
-"""An index: features of a gallery of own images in a store, brought up to date with its images (docs/search.md)."""
+"""An index: features of a gallery of own images in a store, brought up to date with its images (docs/retrieval.md)."""
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What tools/rank_features.py does: mAP and CMC of exported features, larger than the memory (docs/scale.md)."""
+"""What tools/rank_features.py does: mAP and CMC of exported features, larger than the memory (docs/retrieval.md)."""
 import argparse
 from contextlib import ExitStack
 

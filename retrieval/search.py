@@ -1,4 +1,4 @@
-"""What tools/search.py does: the index of a gallery brought up to date, and the hits of each query (docs/search.md)."""
+"""What tools/search.py does: the index of a gallery brought up to date, and the hits of each query (docs/retrieval.md)."""
 import argparse
 import hashlib
 import os

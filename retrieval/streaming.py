@@ -1,4 +1,4 @@
-"""mAP and CMC of a gallery that need not fit into the memory: its blocks are read one after the other (docs/scale.md)."""
+"""mAP and CMC of a gallery that need not fit into the memory: its blocks are read one after the other (docs/retrieval.md)."""
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

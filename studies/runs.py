@@ -6,9 +6,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -27,7 +27,7 @@ from demo_sdtps.evaluation.operations import count_macs, count_parameters
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.study import as_markdown, draw_costs, draw_curves, draw_results, read_result
+from demo_sdtps.reports.study import as_markdown, draw_costs, draw_results, read_result
 from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
@@ -39,7 +39,6 @@ logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parents[1]
 TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
-CURVES = {"curves.png": draw_curves}
 DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "return_patterns": list(RETURN_PATTERNS), "missing": False,
             "selection": False, "cross_modal": False, "times": False, "variants": {}}
 MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
@@ -48,8 +47,7 @@ MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "cross_modal": [(f"cross_modal_{how}", "test_net.py", ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how))
                     for how in CROSS_MODAL_DISTANCES]}
 """What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
-FORMER = {"patterns": "return_patterns"}
-VARIANT_DEFAULTS = {"config": "", "set": {}, "weights": ""}
+VARIANT_DEFAULTS = {"config": "", "set": {}}
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,13 @@ class Variant:
     cfg: CfgNode
     arguments: tuple[str, ...]
     folder: Path
-    weights: Path | None = None  # folder of the variant whose weights are evaluated; None: it is trained
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
 
     @property
     def command(self) -> str:
-        script = "test_net.py" if self.weights else "train_net.py"
-        return shlex.join(["python", os.path.relpath(ROOT / script), *self.arguments])
+        return shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *self.arguments])
 
 
 def run_study(arguments: argparse.Namespace) -> None:
@@ -77,17 +73,15 @@ def run_study(arguments: argparse.Namespace) -> None:
     output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
-        plots = PLOTS | (CURVES if any("inference" in variant for variant in result["variants"]) else {})
-        files = output_files(output, plots, arguments.overwrite)
+        files = output_files(output, arguments.overwrite)
     else:
         study = read_study(arguments.study)
-        plots = PLOTS | (CURVES if study["times"] else {})
-        files = output_files(output, plots, arguments.overwrite)
+        files = output_files(output, arguments.overwrite)
         result = make_result(arguments, study, arguments.json or output / RESULT)
     table = as_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
-    for name, draw in plots.items():
+    for name, draw in PLOTS.items():
         draw(result, files[name])
     print_lines(table, *files.values())
     if any(variant["failed"] for variant in result["variants"]):
@@ -116,8 +110,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
         count = len(left) * len(seeds)
         logger.info("%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
                     len(left), len(variants), count, jobs, mean(seconds), arguments.runs, count * mean(seconds) / jobs / 60)
-    for is_trained in (True, False):
-        run_all([one for one in left if (one.weights is None) is is_trained], seeds, jobs, study, keep)
+    run_all(left, seeds, jobs, study, keep)
     if study["times"] and left:
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             found[name] |= times
@@ -148,9 +141,9 @@ def finished_variants(path: Path, variants: Sequence[Variant], seeds: Sequence[i
             and not one["failed"] and list(map(str, seeds)) == [*one["records"]]}
 
 
-def output_files(folder: Path, names: Iterable[str], overwrite: bool) -> dict[str, Path]:
+def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
     """The files that will be written, by name. Raises `UserError` where one cannot be."""
-    return {name: check_output_file(folder / name, Path(name).suffix, overwrite) for name in (TABLES, *names)}
+    return {name: check_output_file(folder / name, Path(name).suffix, overwrite) for name in (TABLES, *PLOTS)}
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
@@ -163,7 +156,6 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
     found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
-    found = {FORMER.get(key, key): value for key, value in found.items()}
     study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")
@@ -199,13 +191,7 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path, tree: str 
         dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
         key = hashlib.sha256(f"{dumped}{tree}".encode()).hexdigest()
         variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
-    folders = {variant.name: variant.folder for variant in variants}
-    sources = [variant["weights"] for variant in study["variants"].values()]
-    for source in filter(None, sources):
-        if source not in folders or study["variants"][source]["weights"]:
-            raise UserError(f"The study has a variant with the weights of {source!r}, which is no variant that it trains.")
-    return [replace(variant, folder=folders[source] / variant.folder.name, weights=folders[source]) if source else variant
-            for variant, source in zip(variants, sources, strict=True)]
+    return variants
 
 
 def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any],
@@ -258,11 +244,6 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    if variant.weights:
-        source = variant.weights / folder.name
-        output = source / f"{variant.folder.name}.json"
-        weights = ("TEST.WEIGHT", str(source / LAST))
-        return [([os.path.relpath(ROOT / "test_net.py"), *arguments, *weights, "--overwrite", "--json", str(output)], output)]
     # Relative, so that the command in run.json works in the study's working directory.
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
@@ -287,14 +268,9 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
                              **{name: {} for measured in MEASURED.values() for name, *_ in measured}}
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        if variant.weights:
-            measured = read_json(steps(variant, seed, study)[0][1])
-            found["records"][name] = [{"patterns": measured["cases"][variant.cfg.TEST.MISS]}] if measured else []
-        else:
-            found["records"][name] = read_records(folder)
-        record = read_json((variant.weights or variant.folder) / folder.name / RECORD) or {}
-        left_out = {"command", "seconds"} if variant.weights else {"command"}
-        found["made_with"][name] = {key: value for key, value in record.items() if key not in left_out}
+        found["records"][name] = read_records(folder)
+        record = read_json(folder / RECORD) or {}
+        found["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
         if folder in failures:
             found["failed"][name] = failures[folder]
             continue

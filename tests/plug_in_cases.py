@@ -18,12 +18,14 @@ SETTINGS = {
     "overlapping patches": ["MODEL.STRIDE_SIZE", [12, 14]],
 }
 ON = ["MODEL.USE_SDTPS", True]
+ALL_PATCHES = ["MODEL.HDM", True, "MODEL.ATM", True, "MODEL.SDTPS_FEEDS_HDM", False]
 WIDTH, BATCH = 64, 4
 OPTIONS = {
     "Gumbel": (["MODEL.SDTPS_USE_GUMBEL", True], {}),
     "warm Gumbel": (["MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", 5.0], {}),
     "Gumbel selection": (["MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_SELECT", True], {}),
     "ratios": (["MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1], {}),
+    "HDM on all patches": (ALL_PATCHES, {}),
     "bfloat16": (["MODEL.HDM", True], {"precision": "bfloat16"}),
     "float16": (["MODEL.HDM", True], {"precision": "float16"}),
     "bfloat16 with Gumbel": (["MODEL.SDTPS_USE_GUMBEL", True], {"precision": "bfloat16"}),

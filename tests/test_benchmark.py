@@ -1,37 +1,17 @@
-"""benchmarks/run.py: the command, its table, and the table in docs/performance.md."""
+"""benchmarks/run.py: the command and its table."""
 import json
 import math
 
-import hosts
 import pytest
-from commands import ROOT
 
 from demo_sdtps.benchmarks import run as benchmark
 from demo_sdtps.benchmarks.rows import Row, as_report
 from demo_sdtps.benchmarks.slimming import pairs
 
-PAGES = {"performance": "performance", "seps": "seps", "slimming": "performance", "search": "search", "busy": "performance",
-         "any_vit": "slim"}
-"""In docs: what was measured, and the page that shows it."""
 
-
-@pytest.mark.parametrize("measured", PAGES)
-def test_the_page_shows_what_was_measured(measured):
-    record = record_of(measured)
-    assert not record["quick"]
-    assert as_report(record) in (ROOT / "docs" / f"{PAGES[measured]}.md").read_text(encoding="utf-8")
-
-
-def test_the_page_shows_what_the_plug_in_does_to_other_code_bases():
-    assert hosts.as_report(record_of("hosts")) in (ROOT / "docs" / "plug_in.md").read_text(encoding="utf-8")
-
-
-def record_of(measured):
-    return json.loads((ROOT / "docs" / f"{measured}.json").read_text())
-
-
-@pytest.mark.parametrize("parts", [["fusion"], *(pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
-    "slimming", "any_vit", "evaluation", "ranking", "reranking"))], ids=" ".join)
+@pytest.mark.parametrize("parts", [["fusion"], ["models"], *(
+    pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak]) for part in (
+        "slimming", "any_vit", "evaluation", "ranking", "reranking"))], ids=" ".join)
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, parts):
     output = tmp_path / "new" / "bench.json"
     code, stdout, _ = command(benchmark.main, *parts, "--device", "cpu", "--quick", "--json", output)

@@ -176,16 +176,19 @@ def values_of(path):
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
     slim = {"DeMo_Slim"}
-    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS"} | slim
+    both = "DeMo_with_SDTPS"
+    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both} | slim
     found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     assert {values["DATASETS.NAMES"] for values in found.values()} == {"RGBNT201" if folder == "Synthetic" else folder}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}
     fusion = {"MODEL.HDM", "MODEL.ATM"}
-    assert on == {"Baseline": set(), "DeMo": fusion, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}, **dict.fromkeys(slim, fusion)}
+    assert on == {"Baseline": set(), "DeMo": fusion, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}, both: fusion | {"MODEL.USE_SDTPS"},
+                  **dict.fromkeys(slim, fusion)}
     apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())  # which only HDM's own uses there
     slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
     rest = [{key: value for key, value in values.items()
-             if key not in apart and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))}
+             if key not in apart and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))
+             and not (kind == both and key in ("MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"))}
             for kind, values in found.items()]
     whole = rest[0]
     assert all(values == {key: whole[key] for key in values} for values in rest)
@@ -211,9 +214,9 @@ def test_wmveid863_takes_the_values_of_msvr310(kind):
 # The document
 
 def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
-    """A copy of the packages with what docs/data.md adds to them reads a data set as it describes."""
-    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    reader, line = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    """A copy of the packages with what docs/extending.md adds to them reads a data set as it describes."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    reader, line = (block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "Parking" in block)
     copied = tmp_path / "demo_sdtps"
     for package in ("", "config", "datasets", "runtime"):
         (copied / package).mkdir()

@@ -1,23 +1,23 @@
-"""The pages of the root and of docs/: links, headings and commands refer to what exists; README.zh-CN.md follows README.md."""
+"""The pages of the root and of docs/: links, headings and commands refer to what exists; tables are those of the data."""
 import json
 import re
 import shlex
 from importlib import import_module
 
 import pytest
-import seeds
 from commands import ROOT
 from scipy import stats
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.schema import KEYS
+from demo_sdtps.reports.pages import with_tables
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from demo_sdtps.tools import demo_figures
+from demo_sdtps.tools import demo_figures, tables
 
-README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
+README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-FIGURE = re.compile(r"\d+\.\d ± \d+\.\d")
 
 
 def text(page):
@@ -51,7 +51,7 @@ def test_commands_name_scripts_and_configurations_that_exist(page):
     named = [word for words in commands(page) for word in words
              if re.fullmatch(r"(\w+/)*\w+\.py|(configs|studies)/.+\.yml", word)]
     assert all((ROOT / word).is_file() for word in named), named
-    assert len(named) > 20 or page.name != "README.md"
+    assert len(named) > 5 or page.name != "README.md"
 
 
 @pytest.mark.slow
@@ -65,31 +65,32 @@ def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
         assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (script, flags)
 
 
-def without_comments(block):
-    """The lines of a block with code, without comments and spaces around them."""
-    lines = (line.split("  #")[0].strip() for line in block.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+def test_the_tables_are_those_of_the_data(command):
+    code, said, _ = command(tables.main, "--check")
+    assert code == 0, said
 
 
-def test_the_chinese_readme_has_the_headings_commands_and_links_of_the_english_one():
-    english, chinese = text(README), text(CHINESE)
-    levels, translated = (re.findall(r"^#+(?= )", BLOCK.sub("", page), re.M) for page in (english, chinese))
-    assert levels == translated and len(levels) > 10
-    blocks, same = ([(language, without_comments(block)) for language, block in BLOCK.findall(page)]
-                    for page in (english, chinese))
-    assert blocks == same and len(blocks) > 8
-    assert [target for target, _ in LINK.findall(english)] == [target for target, _ in LINK.findall(chinese)]
-    assert english.count("\n|") == chinese.count("\n|"), "rows of the tables"
-    for exact in (FIGURE, re.compile(r"(?<!`)`[^`\n]+`(?!`)")):  # figures, and names in code
-        assert sorted(exact.findall(BLOCK.sub("", english))) == sorted(exact.findall(BLOCK.sub("", chinese)))
+def test_a_table_that_does_not_exist_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: study moduls -->\n<!-- end -->\n")
+    with pytest.raises(UserError, match=r"page\.md has a marker of the table 'study moduls'.*'study modules'"):
+        with_tables(page)
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results():
-    found = FIGURE.findall(text(README))
-    assert len(found) > 10 and set(found) <= set(FIGURE.findall(text(ROOT / "docs" / "results.md")))
-    rows = re.findall(r"^\| [123] (\w+) \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \| (\d+\.\d) \|", text(README), re.M)
-    models = text(ROOT / "docs" / "models.md")
-    assert len(rows) == 3 and all(f"{name}: {', '.join(figures)}" in models for name, *figures in rows)
+def words(page):
+    """Those outside code, tables, formulas and comments."""
+    found = re.sub(r"<!--.*?-->|^\$\$.*?\$\$", "", BLOCK.sub("", text(page)), flags=re.S | re.M)
+    prose = "\n".join(line for line in found.splitlines() if not line.lstrip().startswith(("|", "![")))
+    return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\]\([^)]*\)", "]", prose).split())
+
+
+def test_the_pages_are_short():
+    assert words(README) <= 900 and sum(map(words, PAGES)) - words(README) <= 18_000
+
+
+def test_the_results_are_of_one_tree_and_five_seeds():
+    found = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob("*.json")]
+    assert len({result["tree"] for result in found}) == 1 and all(result["seeds"] == [1, 2, 3, 4, 5] for result in found)
 
 
 def test_the_range_of_the_demo_is_students_prediction_interval():
@@ -109,15 +110,6 @@ def test_the_demo_is_compared_with_the_readme(tmp_path, command):
     code, said, _ = command(demo_figures.main, "--run", tmp_path)
     shown = " / ".join(f"{value:.1f}" for value in json.loads(demo_figures.FIGURES.read_text())["runs"][0]["mAP"].values())
     assert code == 0 and said.count("\n") == 1 and f"50.0 / 61.0 / 70.0 here, {shown} in the README" in said
-    rows = [row.split("|")[2].strip() for row in (demo_figures.ROOT / "README.md").read_text().splitlines()
-            if row.startswith(("| 1 original", "| 2 enhanced", "| 3 both"))]
-    assert rows == shown.split(" / ")
-
-
-def test_the_numeric_tests_of_the_page_are_those_measured():
-    measured = json.loads((ROOT / "docs" / "seeds.json").read_text())
-    assert seeds.table(measured["rows"]) in text(ROOT / "docs" / "agreement.md")
-    assert len(measured["rows"]) == 15
 
 
 def test_the_layout_names_every_folder():

@@ -31,7 +31,7 @@ def text_of(page):
 
 def test_every_page_of_docs_is_there(site):
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert pages <= {name.removesuffix(".html") for name in site} and {"index.html", "index.zh-CN.html"} <= set(site)
+    assert pages <= {name.removesuffix(".html") for name in site} and "index.html" in site
 
 
 @pytest.mark.parametrize("name", demo_sdtps.__all__)

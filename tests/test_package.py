@@ -108,18 +108,21 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
 def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monkeypatch):
     cfg = load_cfg("Synthetic/DeMo_SDTPS.yml")
     save_checkpoint(tmp_path / "runs" / "demo" / "best.pth", cfg, make_model(cfg, 60, 4), 1)
-    for name in ("a.jpg", "b.png", "c.jpg", "d.jpg"):
+    for name in ("a.jpg", "b.jpg", "b.png", "c.jpg", "d.jpg", "a_ni.png", "query.jpg"):
         Image.new("RGB", (40, 90)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page, extending, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/api.md", "docs/extending.md",
+                                                                                      "README.md"))
     names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
     assert len(names) > 12
     for name in names:
         assert exists(name), name
     found = {}
-    for example in re.findall(r"```python\n(.*?)```", page, re.S):
-        if "onnxruntime" not in example:  # which test_export_onnx.py runs
-            exec(example, found)
+    for example in re.findall(r"```python\n(.*?)```", page + extending, re.S):
+        if "onnxruntime" not in example and re.search("^(from|import|\"\"\"Standard)", example):
+            exec(example, found)  # test_export_onnx.py runs that of ONNX Runtime
+    exec(re.search(r"```python\n(import.*?)```", readme, re.S)[1], own := {})
+    assert own["rows"].shape == own["distances"].shape == (1, 2) and own["gallery"].shape == (2, own["reid"].widths[3])
     assert found["rows"].shape == (1, 2) and found["features"].shape == (1, found["reid"].widths[3])
     assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1 and issubclass(found["Contrast"], Score)
 

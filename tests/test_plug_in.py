@@ -3,7 +3,7 @@ import pytest
 import torch
 from choices import margins
 from numeric import assert_close, tolerance
-from plug_in_cases import BATCH, SETTINGS, SIZE, WIDTH, try_patched
+from plug_in_cases import ALL_PATCHES, BATCH, SETTINGS, SIZE, WIDTH, try_patched
 from plug_in_host import PATH, SDTPS_PATH
 from tiny import CAMERAS, CLASSES, tiny_cfg
 
@@ -116,12 +116,16 @@ def part_of(weights, prefix):
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting != "overlapping patches"])
-@pytest.mark.parametrize("is_on", [False, True])
-def test_the_same_features_as_our_model(results, setting, is_on, tmp_path):
+SAME = {"HDM on all patches": [*ALL_PATCHES, "MODEL.USE_SDTPS", True],
+        **{f"{setting}, {name}": [*opts, "MODEL.USE_SDTPS", name == "on"] for setting, opts in SETTINGS.items()
+           for name in ("off", "on") if setting != "overlapping patches"}}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_same_features_as_our_model(results, case, tmp_path):
     """A checkpoint of the changed checkout, read as test_net.py reads it; and names are those that we would write."""
-    result = results[f"{setting}, {'on' if is_on else 'off'}"]
-    cfg, model = on_our_side([*SETTINGS[setting], "MODEL.USE_SDTPS", is_on])
+    result = results[case]
+    cfg, model = on_our_side(SAME[case])
     theirs = to_demo(model.state_dict())
     assert {name: tensor.shape for name, tensor in theirs.items()} == {
         name: tensor.shape for name, tensor in result["weights"].items()}

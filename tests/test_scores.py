@@ -19,14 +19,14 @@ from demo_sdtps.modeling.scores.guided import SDTPS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.tools import draw_tokens, profile_flops, report, selection_quality
 
-PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (example for example in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Contrast" in example)
 SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE")
 
 
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
-    """A training with the example of docs/api.md, a file outside the project → (the words of its configuration, its folder)."""
+    """A training with the example of docs/extending.md, a file outside the project → (words of its configuration, folder)."""
     folder = tmp_path_factory.mktemp("score")
     (folder / "contrast.py").write_text(EXAMPLE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:

@@ -230,9 +230,3 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
 
 def test_the_docs_have_every_study():
     assert {path.stem for path in RESULTS} >= {path.stem for path in STUDIES}
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_the_tables_in_the_docs_are_those_that_were_made(path):
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "results_slimming.md"))
-    assert as_markdown(json.loads(path.read_text(encoding="utf-8"))).strip() in text

@@ -6,23 +6,30 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import demo_sdtps.script  # noqa: F401
 
-from demo_sdtps.config.cli import WEIGHT, add_picture, config_parser, parse, positive_int, print_lines, run
+from demo_sdtps.config import load_cfg
+from demo_sdtps.config.cli import WEIGHT, add_picture, config_parser, pairs_of, parse, positive_int, print_lines, run
 
 
 def main() -> None:
     parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
-                           "others are covered.", checkpoint=WEIGHT, images=True)
+                           "others are covered. Several --weight, each with its configuration, are drawn beside "
+                           "each other, by their last stages.", checkpoint=WEIGHT._replace(several=True), images=True)
     add_picture(parser, "tokens.png")
     parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
                         help="triplets, spread over the split (default: 8)")
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.selection import check_selection
+    from demo_sdtps.modeling.checkpoint import stored_config
     from demo_sdtps.reports.tokens import draw_tokens
 
-    check_selection(cfg)
-    model, splits = load_model_and_data(cfg, ("query",))
-    print_lines(draw_tokens(cfg, model, splits["query"], arguments.output, arguments.samples))
+    others, opts = (vars(arguments)["TEST.WEIGHT"] or [])[1:], [part for pair in pairs_of(arguments.opts) for part in pair]
+    cfgs = [cfg, *(load_cfg(stored_config(weight), ["TEST.WEIGHT", str(weight), *opts]) for weight in others)]
+    for own in cfgs:
+        check_selection(own)
+    loaded = [load_model_and_data(own, ("query",)) for own in cfgs]
+    models = [(own, model) for own, (model, _) in zip(cfgs, loaded, strict=True)]
+    print_lines(draw_tokens(models, loaded[0][1]["query"], arguments.output, arguments.samples))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def main() -> None:
                            "values, return_pattern, split, data_set, checkpoint (its path), checkpoint_sha256 (of its "
                            "content), normalised (whether the features are) and configuration (JSON: the keys on which "
                            "features depend, with their values). With --shards, write the same in parts to a folder "
-                           "(docs/scale.md): an interrupted export goes on when the command is called again. Processes of "
+                           "(docs/retrieval.md): an interrupted export goes on when the command is called again. Processes of "
                            "torchrun share the work; those of several nodes need a shared file system for the output.",
                            checkpoint=WEIGHT, images=True)
     parser.add_argument("--return_pattern", type=int, choices=RETURN_PATTERNS, default=3,

@@ -17,7 +17,7 @@ def main() -> None:
     parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
                            "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
                            "a page instead of the images, with rank lists to filter, and compares it with further --run there "
-                           "(docs/report.md).",
+                           "(docs/getting_started.md).",
                            checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR",
                                                      "demo_sdtps.reports.curves:run_config", several=True))
     add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
@@ -69,7 +69,7 @@ def main() -> None:
         drawn = {"training curves": draw_curves(records, curves),
                  "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
         if model.sdtps or model.slimming:
-            drawn["kept tokens"] = draw_tokens(cfg, model, splits["query"], tokens)
+            drawn["kept tokens"] = draw_tokens([(cfg, model)], splits["query"], tokens)
     print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
                 *(f"{what + ':':18}{path}" for what, path in drawn.items()))
 

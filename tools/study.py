@@ -13,9 +13,8 @@ A study is a YAML file (see studies/):
 
 Optional keys: `return_patterns: [3]` (those in the tables; default: all three), `missing: True` (evaluate the cases of
 missing modalities), `cross_modal: True` (any set of modalities against any, by each distance), `selection: True` (run
-tools/selection_quality.py), `times: True` (time the variants in turns, and draw mAP against operations and times, a curve for
-those whose names agree up to the first comma). A variant with `weights: NAME` is not trained: it evaluates the weights of the
-variant NAME.
+tools/selection_quality.py), `times: True` (time the variants in turns). mAP is drawn against operations and times, a curve for
+the variants whose names agree up to the first comma.
 
 A study can be stopped and started again: the result, --json, holds every variant that is finished, which is not made again,
 and --overwrite replaces the tables and plots of an earlier end. A run is identified by its configuration, its seed and the

@@ -6,9 +6,9 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, reads_masks
-from demo_sdtps.datasets import Sample, identity_labels, read_splits
+from demo_sdtps.datasets import Sample, identity_labels, read_splits, reader_of
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, sampler_of, train_loader, triplet_files
 from demo_sdtps.datasets.masks import existing_masks
@@ -81,6 +81,9 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> ReIDTrainer:
     """Trainer of the data set, model and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
     missing or do not fit."""
+    if not reader_of(cfg).labelled:
+        raise UserError(f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give Folder or CSV, "
+                        "which read labels (docs/own_data.md).")
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:

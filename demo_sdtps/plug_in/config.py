@@ -6,10 +6,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.runtime.errors import UserError
 
-OWN = ("MODEL.SDTPS_SCORE", "MODEL.SDTPS_PROJECTION", "MODEL.SDTPS_FEEDS_HDM")
-"""Keys of SDTPS in this project's model alone."""
-ADDED = tuple(key for key in KEYS if key.name.startswith(("MODEL.USE_SDTPS", "MODEL.SDTPS_", "MODEL.SLIM_"))
-              and key.name not in OWN)
+ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_")))
 """The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""
 
 

@@ -216,7 +216,7 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
     module_at(model, host.backbone).register_forward_hook(_see_tokens)
     for name in REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ():
         getattr(model, name).register_forward_hook(_see_global)
-    if host.fusion and hasattr(model, host.fusion):
+    if cfg.MODEL.SDTPS_FEEDS_HDM and host.fusion and hasattr(model, host.fusion):
         getattr(model, host.fusion).register_forward_pre_hook(_give_selected)
     absent = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else missing_letters(cfg)
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")

@@ -9,8 +9,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md", "CHANGELOG.md": "changelog.md",
-           "CONTRIBUTING.md": "contributing.md"}
+OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file that they are made from."""
 REFERENCE = {
     "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",

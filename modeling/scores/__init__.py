@@ -1,4 +1,4 @@
-"""Scores of patches, by which slimming and SDTPS keep the best (docs/api.md, base.py; the registry is config/scores.py).
+"""Scores of patches, by which slimming and SDTPS keep the best (docs/extending.md, base.py; the registry is config/scores.py).
 
 A new score is one file with a subclass of `base.Score`, and one line in the registry; from outside the project its name is
 "package.module:Class".

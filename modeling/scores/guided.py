@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import QuickGELU
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.scores.base import Context, Score, Selection
-from demo_sdtps.modeling.scores.cues import distinctness
 from demo_sdtps.modeling.sdtps import (
     STATE_NAMES,
     MultiModalSDTPS,
@@ -75,28 +73,22 @@ class SDTPSScore(GuidedScore):
 class SDTPS(GuidedScore):
     """SDTPS after the backbone: the modules of `MultiModalSDTPS` under their names, on a `Context`.
 
-    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others. With the `score`
-    "distinctness" that of cues.py selects, and the MLPs have no effect; with `projection` the tokens pass through `project`.
-    Raises `ValueError` as `MultiModalSDTPS`.
+    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others. Raises `ValueError`
+    as `MultiModalSDTPS`.
     """
 
     def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float,
-                 projection: bool = False, score: str = "published", modalities: Sequence[str] = MODALITIES, **settings: Any):
+                 modalities: Sequence[str] = MODALITIES, **settings: Any):
         super().__init__(width, grid, beta=beta)
         self.guide_missing = guide_missing
         sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
         for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
             for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
                 self.add_module(part, sdtps.get_submodule(part))
-        self.patches, self.keep, self.is_published = patches, sdtps.keep, score == "published"
-        self.project = nn.ModuleDict({modality: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), QuickGELU())
-                                      for modality in modalities}) if projection else None
+        self.patches, self.keep = patches, sdtps.keep
 
     def mlp(self, modality: str) -> nn.Module:
         return self.part(modality, "sparse").score_predictor
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return super().score(tokens, context) if self.is_published else distinctness(tokens)
 
     def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
         """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
@@ -105,8 +97,7 @@ class SDTPS(GuidedScore):
             tokens = context.tokens[modality]
             kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
             aggregated = self.part(modality, "aggr")(kept, decision)
-            selected = torch.cat([aggregated, extra], dim=1).to(tokens.dtype)
-            found[modality] = Selection(self.project[modality](selected) if self.project else selected, mask, score, index)
+            found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
         return found
 
     def part(self, modality: str, part: str) -> Any:

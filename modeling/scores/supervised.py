@@ -11,7 +11,7 @@ from demo_sdtps.modeling.scores.saliency import saliency
 from demo_sdtps.modeling.tokens import ByModality
 
 HIDDEN = 64
-"""Channels of the MLP; with 16 the gain is 3.2 mAP in place of 5.9 (docs/results_slimming.md)."""
+"""Channels of the MLP; with 16 the gain is 3.2 mAP in place of 5.9 (docs/results.md)."""
 
 
 class Supervised(Score):

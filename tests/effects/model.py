@@ -4,7 +4,6 @@ from dataclasses import replace
 import torch
 from numeric import assert_close, tolerance
 from pytest import approx
-from reference.cues import distinctness
 from tiny import ENCODER
 
 from demo_sdtps.config import MODALITIES
@@ -188,36 +187,6 @@ def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
         first, second = (model.sdtps(context)["TI"].mask for _ in range(2))
         found.append(torch.equal(first, second))
     return found
-
-
-@effect("MODEL.SDTPS_SCORE", {"published": False, "distinctness": True})
-@torch.no_grad()
-def the_most_distinct_patches_are_kept(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    kept = model.sdtps(context)["TI"].index
-    tokens = context.tokens["TI"].double()
-    score = torch.stack([torch.stack(distinctness(row)) for row in tokens])
-    return torch.equal(kept, score.argsort(dim=1, descending=True)[:, :kept.shape[1]])
-
-
-@effect("MODEL.SDTPS_PROJECTION", {"False": 0, "True": len(MODALITIES)})
-@torch.no_grad()
-def modalities_whose_tokens_pass_through_a_layer_of_their_own(cfg):
-    model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
-    layers, model.sdtps.project = model.sdtps.project or {}, None
-    plain = model.sdtps(context)
-    model.sdtps.project = layers or None
-    found = model.sdtps(context)
-    for name in layers:
-        norm, linear = layers[name][0].double(), layers[name][1].double()
-        tokens = plain[name].tokens.double()
-        centred = tokens - tokens.mean(dim=-1, keepdim=True)
-        scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
-        passed = (scaled * norm.weight + norm.bias) @ linear.weight.T + linear.bias
-        assert_close(found[name].tokens, passed * torch.sigmoid(1.702 * passed), *ENCODER)
-    return sum(not torch.equal(found[name].tokens, plain[name].tokens) for name in MODALITIES)
 
 
 @effect("MODEL.SDTPS_FEEDS_HDM", {"True": True, "False": False}, "MODEL.HDM", "True")

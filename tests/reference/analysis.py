@@ -1,4 +1,4 @@
-"""What an evaluation says beyond its means (docs/report.md), one query and one gallery sample at a time.
+"""What an evaluation says beyond its means (docs/getting_started.md), one query and one gallery sample at a time.
 
 Distances are a list per query; identities, cameras and keys (cameras or scenes) are lists.
 """

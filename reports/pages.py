@@ -1,0 +1,117 @@
+"""The tables of README.md and docs/ that are made from data: between markers, written there by tools/tables.py."""
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from demo_sdtps.benchmarks.rows import as_report, headline
+from demo_sdtps.commands import COMMANDS
+from demo_sdtps.config import UserError
+from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
+from demo_sdtps.evaluation.tables import PATTERN_NAMES
+from demo_sdtps.plug_in.hosts import HOSTS
+from demo_sdtps.reports.study import as_markdown, as_rows, final_metric, np, read_result
+from demo_sdtps.runtime.errors import nearest
+from demo_sdtps.runtime.files import read_json
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.S)
+SUMMARY = (("slimming", "dense", "DeMo, dense"), ("modules", "DeMo + SDTPS", "DeMo with SDTPS, as published"),
+           ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
+           ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
+           ("slimming", "EViT", "EViT's pruning in the same model"), ("slimming", "ToMe", "ToMe's merging in the same model"))
+"""Rows of the README's table: study, variant, and what it is called there."""
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+
+
+def with_tables(page: Path) -> str:
+    """The text of a page with its tables as the data have them. Raises `UserError` for a marker of no table."""
+    def made(match: re.Match) -> str:
+        name = match[2]
+        if name not in TABLES:
+            raise UserError(f"{page} has a marker of the table {name!r}, unknown here{nearest(name, TABLES)}; correct it.")
+        return f"{match[1]}{TABLES[name]()}\n{match[3]}"
+
+    return MARKED.sub(made, page.read_text(encoding="utf-8"))
+
+
+def data(name: str) -> Any:
+    """The content of docs/NAME.json. Raises `UserError` where it is missing."""
+    if (found := read_json(DOCS / f"{name}.json")) is None:
+        raise UserError(f"{DOCS / name}.json is missing; the command that writes it is in {DOCS / 'performance.md'}.")
+    return found
+
+
+def keys() -> str:
+    """Keys of the configuration that have an effect, by section."""
+    unused = {name for names in UNUSED_KEYS.values() for name in names}
+    return as_rows(("key", "default", "meaning"), [(f"`{key.name}`", f"`{key.default!r}`", key.description.replace("|", "\\|"))
+                                                   for key in KEYS if key.name not in unused])
+
+
+def commands() -> str:
+    return as_rows(("`demo-sdtps …`", "script", "what it does"),
+                   [(f"`{name}`", f"`{module.replace('.', '/')}.py`", what) for name, (module, what) in COMMANDS.items()])
+
+
+def hosts() -> str:
+    """The code bases of the plug-in, measured by `make test-hosts`."""
+    record, rows = data("hosts"), []
+    for found in record["hosts"]:
+        host = next(host for host in HOSTS.values() if host.name == found["host"])
+        repository, commit = found["commit"].split()
+        row = [f"[{host.name}](https://github.com/{repository}) {commit}", "refused", "", "", ""]
+        if "refused" not in found:
+            macs, speeds = found["macs"], found["images_per_second"]
+            way = "grid restored" if host.restore else "one set for all" if host.shared == "first" else "runs"
+            row[1:] = [way, f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
+                       f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
+                       f"{found['keep_all']:g}"]
+        rows.append([*row, "no" if "refused" in found["sdtps"] else "yes"])
+    headers = ("code base", "slimming", "G per triplet", "images per second", "difference with all kept", "SDTPS")
+    return f"{headline(record)}\n\n{as_rows(headers, rows)}"
+
+
+def seeds() -> str:
+    return as_rows(("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
+                   [[row["setting"], *(str(row[name]) for name in ("seed", "passed", "failed")), f"{row['share']:.2f}"]
+                    for row in data("seeds")["rows"]])
+
+
+def demo() -> str:
+    """The demo's figures, and the range in which others lie."""
+    found = data("demo")
+    rows = [[PATTERN_NAMES[int(pattern)], f"{value:.1f}", "{:.1f} to {:.1f}".format(*found["range"][pattern])]
+            for pattern, value in found["runs"][0]["mAP"].items()]
+    return as_rows(("return pattern", "mAP", "of 95 of 100 runs"), rows)
+
+
+def study(name: str) -> str:
+    return as_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
+
+
+def summary() -> str:
+    """Accuracy, operations and speed of the variants of SUMMARY."""
+    rows = []
+    for name, variant, called in SUMMARY:
+        result = read_result(DOCS / "results" / f"{name}.json")
+        found, first = (next(one for one in result["variants"] if one["name"] == wanted)
+                        for wanted in (variant, result["variants"][0]["name"]))
+        values = list(final_metric(found, 3, "mAP").values())
+        speeds = (f"{first[what] / found[what]:.1f}×" if what in found else "–" for what in ("inference", "training step"))
+        rows.append([called, f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",
+                     f"{found['gmacs'] / first['gmacs']:.0%}", *speeds])
+    return as_rows(("model", "mAP", "operations", "inference", "training"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "keys": keys, "commands": commands, "hosts": hosts, "seeds": seeds, "demo": demo, "summary": summary,
+    **{name: lambda name=name: as_report(data(name)) for name in ("performance", "slimming", "any_vit", "search", "seps",
+                                                                  "models")},
+    **{f"study {path.stem}": partial(study, path.stem) for path in sorted((DOCS / "results").glob("*.json"))}}
+"""By the names in the markers."""
