@@ -39,7 +39,7 @@ Work = dict[str, Callable[[], object]]  # cases to time, by name
 
 def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Size of the models of RGBNT201, beside HDM's plain formulation."""
-    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_Slim")[:1 if quick else None]:
+    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")[:1 if quick else None]:
         cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
         model = make_model(cfg, CLASSES, CAMERAS).eval()
         macs = count_macs(cfg, model)

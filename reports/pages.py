@@ -50,7 +50,7 @@ def data(name: str) -> Any:
 def keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
-    return as_rows(("key", "default", "meaning"), [(f"`{key.name}`", f"`{key.default!r}`", key.description.replace("|", "\\|"))
+    return as_rows(("key", "default", "meaning"), [(f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
                                                    for key in KEYS if key.name not in unused])
 
 
@@ -74,7 +74,7 @@ def hosts() -> str:
                        f"{found['keep_all']:g}"]
         rows.append([*row, "no" if "refused" in found["sdtps"] else "yes"])
     headers = ("code base", "slimming", "G per triplet", "images per second", "difference with all kept", "SDTPS")
-    return f"{headline(record)}\n\n{as_rows(headers, rows)}"
+    return f"{as_rows(headers, rows)}\n\n{headline(record)}"
 
 
 def seeds() -> str:

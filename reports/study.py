@@ -186,7 +186,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
         axis.set(xlabel="mAP (%): runs, mean ± standard deviation", title=f"return pattern {PATTERN_NAMES[pattern]}")
     axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
     axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
-    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    figure.suptitle(f"{result['title']}: mAP by return pattern ({len(result['seeds'])} seeds)")
     save(figure, path)
 
 
@@ -214,7 +214,8 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     axes[0, -1].legend([*handles, *(Line2D([], [], linestyle="") for _ in letters)],
                        [*labels, *(f"{letter}: {setting}" for setting, letter in letters.items())],
                        fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(f"{result['title']} ({len(result['seeds'])} seeds)")
+    figure.suptitle(f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
+                    f"{len(result['seeds'])} seeds)")
     for axis, what in zip(axes[0], names, strict=True):
         named = [(*place, letters.get(setting, family)) for family, points in _families(result, what).items()
                  for *place, _, setting in points]
