@@ -8,7 +8,8 @@
 # make lint       ruff and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
 # make tables     the tables of README.md and docs/ from the JSON in docs/
-# make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search
+# make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
+#                 REPO_URL=https://… links it to the repository
 # make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
 # make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
 # make setup      the environment .venv; the other targets run it if needed

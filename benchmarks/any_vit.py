@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import demo_sdtps
-from demo_sdtps.benchmarks.rows import Row
 from demo_sdtps.evaluation.operations import total_macs
+from demo_sdtps.reports.rows import Row
 from demo_sdtps.training.timing import in_turns, infer
 
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224", "CLIP ViT-B/16": "vit_base_patch16_clip_224",

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.benchmarks.plain import demo as plain
 from demo_sdtps.benchmarks.plain import demo_ranking
 from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
-from demo_sdtps.benchmarks.rows import Row, check_equal, peak_memory, speed_row
+from demo_sdtps.benchmarks.rows import check_equal, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -25,6 +25,7 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.tokens import ByModality
 from demo_sdtps.modeling.weights import from_demo
+from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.training.optim import make_optimizer

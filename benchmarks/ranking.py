@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.benchmarks.rows import Row, check_equal, speed_row
+from demo_sdtps.benchmarks.rows import check_equal, speed_row
 from demo_sdtps.evaluation.metrics import evaluate_distances, squared_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.reports.rows import Row
 from demo_sdtps.training.timing import in_turns
 
 CPU = torch.device("cpu")

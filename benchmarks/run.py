@@ -48,7 +48,8 @@ def main() -> None:
 
     import torch
 
-    from demo_sdtps.benchmarks.rows import about, as_report
+    from demo_sdtps.benchmarks.rows import about
+    from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
 
     torch.set_float32_matmul_precision("highest")

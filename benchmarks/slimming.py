@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from yacs.config import CfgNode
 
 from demo_sdtps.benchmarks.model import BATCH, FEW, configuration, name_of, precisions
-from demo_sdtps.benchmarks.rows import Row, speed_row
+from demo_sdtps.benchmarks.rows import speed_row
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
@@ -17,6 +17,7 @@ from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming import Slimming, make_slimming
 from demo_sdtps.modeling.tokens import ByModality
+from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step

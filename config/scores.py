@@ -23,10 +23,9 @@ SCORES = {
     "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
     "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
     "random": ScoreEntry(f"{_HERE}.cues:Random"),
-    "mean_mask": ScoreEntry(f"{_HERE}.cues:MeanMask", masks="training"),
     "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),
 }
-"""Scores by name. `random`, `mean_mask` and `mask` are controls of the studies."""
+"""Scores by name. `random` and `mask` are controls."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""

@@ -1,23 +1,24 @@
 """The tables of README.md and docs/ that are made from data: between markers, written there by tools/tables.py."""
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo_sdtps.benchmarks.rows import as_report, headline
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import UserError
 from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
-from demo_sdtps.reports.study import as_markdown, as_rows, final_metric, np, read_result
+from demo_sdtps.reports.rows import as_report, as_rows, headline
+from demo_sdtps.reports.study import as_markdown, final_metric, np, read_result
 from demo_sdtps.runtime.errors import nearest
 from demo_sdtps.runtime.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.S)
+MARKER = "<!-- table: "
+MARKED = re.compile(rf"({MARKER}(.+?) -->\n)(?:(?!{MARKER}).)*?(<!-- end -->)", re.S)
 SUMMARY = (("slimming", "dense", "DeMo, dense"), ("modules", "DeMo + SDTPS", "DeMo with SDTPS, as published"),
            ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
            ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
@@ -37,7 +38,10 @@ def with_tables(page: Path) -> str:
             raise UserError(f"{page} has a marker of the table {name!r}, unknown here{nearest(name, TABLES)}; correct it.")
         return f"{match[1]}{TABLES[name]()}\n{match[3]}"
 
-    return MARKED.sub(made, page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if len(MARKED.findall(text)) != text.count(MARKER):
+        raise UserError(f"{page} has a marker {MARKER}… --> without its <!-- end -->; add it.")
+    return MARKED.sub(made, text)
 
 
 def data(name: str) -> Any:
@@ -77,10 +81,11 @@ def hosts() -> str:
     return f"{as_rows(headers, rows)}\n\n{headline(record)}"
 
 
-def seeds() -> str:
+def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The numeric tests by processor and seed, as tests/seeds.py counted them."""
     return as_rows(("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
                    [[row["setting"], *(str(row[name]) for name in ("seed", "passed", "failed")), f"{row['share']:.2f}"]
-                    for row in data("seeds")["rows"]])
+                    for row in rows or data("seeds")["rows"]])
 
 
 def demo() -> str:
@@ -100,8 +105,10 @@ def summary() -> str:
     rows = []
     for name, variant, called in SUMMARY:
         result = read_result(DOCS / "results" / f"{name}.json")
-        found, first = (next(one for one in result["variants"] if one["name"] == wanted)
-                        for wanted in (variant, result["variants"][0]["name"]))
+        first = result["variants"][0]
+        found = next((one for one in result["variants"] if one["name"] == variant), None)
+        if found is None:
+            raise UserError(f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`.")
         values = list(final_metric(found, 3, "mAP").values())
         speeds = (f"{first[what] / found[what]:.1f}×" if what in found else "–" for what in ("inference", "training step"))
         rows.append([called, f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",

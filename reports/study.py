@@ -1,6 +1,7 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
+from demo_sdtps.reports.rows import as_rows
 from demo_sdtps.runtime.files import read_json
 
 COMPLETE = next(iter(CASES))
@@ -90,7 +92,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> str:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     first, last = result["variants"][0], result["patterns"][-1] if result["patterns"] else None
-    columns: dict[str, list[str]] = {"variant": [variant["name"] for variant in result["variants"]]}
+    columns: dict[str, list[str]] = {"variant": [_named(variant) for variant in result["variants"]]}
 
     def add(name: str, cells: Iterable[str]) -> None:
         found = list(cells)
@@ -108,10 +110,12 @@ def table(result: dict[str, Any]) -> str:
     if last:
         compared(f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP"))
         add("Rank-1", (_spread(final_metric(variant, last, "Rank-1").values()) for variant in result["variants"]))
-        if first["missing"]:
+        if any(variant["missing"] for variant in result["variants"]):
             compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last, INCOMPLETE))
-    for how in CROSS_MODAL_DISTANCES if first.get("cross_modal_all") else ():
-        add(f"mAP, unequal sets, {how}", (_spread(map_of_cells(variant, how, True).values()) for variant in result["variants"]))
+    for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
+        if is_common or how != "shared":  # which then is undefined
+            add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}",
+                (_spread(map_of_cells(variant, how, is_common).values()) for variant in result["variants"]))
     add("recall of the person", (_spread(recalls(variant).values()) for variant in result["variants"]))
     for name, key in COSTS.items():
         add(name, (f"{variant[key] / first[key]:.2f}" if key in variant and key in first else "–"
@@ -123,7 +127,14 @@ def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str
     """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
     return {seed: 100 * float(np.mean([value for own, row in matrices["mAP"].items() for other, value in row.items()
                                        if own != other and bool(set(own) & set(other)) is is_common]))
-            for seed, matrices in variant[f"cross_modal_{how}"].items()}
+            for seed, matrices in variant.get(f"cross_modal_{how}", {}).items()}
+
+
+def _named(variant: dict[str, Any]) -> str:
+    """The name of a variant, and the number of its runs where some failed."""
+    runs = variant["records"]
+    failed = f" ({len(runs) - len(variant['failed'])} of {len(runs)} runs)" if variant["failed"] else ""
+    return f"{variant['name']}{failed}"
 
 
 def recalls(variant: dict[str, Any]) -> dict[str, float]:
@@ -160,12 +171,6 @@ def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
         return ""
     emphasis = "**" if found.is_beyond_noise else ""
     return "{0}{1:+.1f}{0} [{2:+.1f}, {3:+.1f}]".format(emphasis, found.mean, *found.student)
-
-
-def as_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
-    return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
 def draw_results(result: dict[str, Any], path: Path) -> None:

@@ -1,5 +1,6 @@
 """The patches that slimming and SDTPS keep, over their images."""
 from collections.abc import Sequence
+from itertools import count as count_from
 from math import prod
 from pathlib import Path
 
@@ -33,9 +34,11 @@ def draw_tokens(models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], p
     grids = patch_grids(cfg, model, chosen)
     what = description(cfg, model, grids)
     if others:
-        found = [list(patch_grids(*one, chosen).values())[-1] for one in models]
-        grids = {own.MODEL.SLIM_SCORE.rpartition(":")[2]: last for (own, _), last in zip(models, found, strict=True)}
-        what = "What the last stage of slimming by each score keeps"
+        found = [grids, *(patch_grids(*one, chosen) for one in others)]
+        names = [own.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS" for own, one in models]
+        grids = {f"{number} {name}": list(own.values())[-1]
+                 for number, name, own in zip(count_from(1), names, found, strict=False)}
+        what = "What the last stage of each of the models keeps"
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1

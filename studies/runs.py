@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -90,11 +90,12 @@ def run_study(arguments: argparse.Namespace) -> None:
 
 def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> dict[str, Any]:
     """The result of a study, in `path` after every variant: those that it holds are not made again. Raises `UserError`."""
+    check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
     variants = make_variants(study, arguments.opts, arguments.runs, tree)
     found = finished_variants(path, variants, seeds, None if arguments.changed_tree else tree)
-    result = {"title": study["title"], "command": command(), "tree": tree, "seeds": seeds,
+    result = {"title": study["title"], "command": command(), "tree": None if arguments.changed_tree else tree, "seeds": seeds,
               "patterns": study["return_patterns"], "variants": []}
     costs = {variant.name: cost(variant.cfg) for variant in variants if variant.name not in found}
 
@@ -111,7 +112,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
         logger.info("%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
                     len(left), len(variants), count, jobs, mean(seconds), arguments.runs, count * mean(seconds) / jobs / 60)
     run_all(left, seeds, jobs, study, keep)
-    if study["times"] and left:
+    if study["times"] and not all("inference" in one for one in found.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             found[name] |= times
     result["variants"] = [found[variant.name] for variant in variants]
@@ -134,6 +135,8 @@ def finished_variants(path: Path, variants: Sequence[Variant], seeds: Sequence[i
     if not path.exists():
         return {}
     result, commands = read_result(path), {variant.name: variant.command for variant in variants}
+    if result["variants"] and result["seeds"] != list(seeds):
+        raise UserError(f"{path} has the seeds {result['seeds']}, but {list(seeds)} are asked for; give another --json.")
     if tree and result.get("tree") != tree:
         raise UserError(f"{path} was made with the files {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}, "
                         "without docs, tests and Markdown; give --changed_tree to keep its variants, or another --json.")
@@ -191,6 +194,9 @@ def make_variants(study: dict[str, Any], opts: list[str], runs: Path, tree: str 
         dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
         key = hashlib.sha256(f"{dumped}{tree}".encode()).hexdigest()
         variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
+    for one, other in combinations(variants, 2):
+        if one.folder == other.folder:
+            raise UserError(f"The variants {one.name!r} and {other.name!r} have the same configuration; leave one out.")
     return variants
 
 

@@ -19,10 +19,8 @@ import torch
 from torch import nn
 
 import demo_sdtps
-from demo_sdtps.benchmarks.rows import headline
 from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.slim import slimming_of
-from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.training.timing import in_turns
 
@@ -119,25 +117,6 @@ def step(run, model):
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return {"loss": float(loss), "gradients": len(gradients),
             "finite": bool(loss.isfinite().all()) and all(bool(gradient.isfinite().all()) for gradient in gradients)}
-
-
-def as_report(record):
-    """The table of docs/plug_in.md."""
-    lines = [("code base", "slimming", "SDTPS", "G per triplet", "images per second", "largest difference with all kept",
-              "training step"), ("---",) * 7]
-    for found in record["hosts"]:
-        host = next(host for host in HOSTS.values() if host.name == found["host"])
-        way = "grid restored" if host.restore else "one set for all" if host.shared == "first" else "runs"
-        sdtps = "refused" if "refused" in found["sdtps"] else "feature and pair"
-        row = ["refused", sdtps, "", "", "", ""]
-        if "refused" not in found:
-            macs, speeds = found["macs"], found["images_per_second"]
-            row = [way, sdtps, f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
-                   f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
-                   f"{found['keep_all']:g}", "finite" if found["training"]["finite"] else "not finite"]
-        repository, commit = found["commit"].split()
-        lines.append((f"[{found['host']}](https://github.com/{repository}) {commit}", *row))
-    return headline(record) + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def difference(one, other):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from demo_sdtps.reports.pages import seeds
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.tools.demo_figures import processor
 from demo_sdtps.training.record import commit
@@ -31,14 +32,8 @@ def main() -> int:
         rows = [numeric_tests(setting, seed, log) for setting, seed in progress(cases, "numeric tests", unit="run")]
     if arguments.json:
         arguments.json.write_text(json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n")
-    print(table(rows))
+    print(seeds(rows))
     return int(any(row["failed"] for row in rows))
-
-
-def table(rows: list[dict]) -> str:
-    """The rows as Markdown, which docs/agreement.md shows."""
-    head = "| processor | TEST_SEED | passed | failed | largest share of a tolerance |\n|---|---|---|---|---|\n"
-    return head + "\n".join("| {setting} | {seed} | {passed} | {failed} | {share:.2f} |".format(**row) for row in rows)
 
 
 def numeric_tests(setting: str, seed: int, log) -> dict:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.rows import Row, as_report
 from demo_sdtps.benchmarks.slimming import pairs
+from demo_sdtps.reports.rows import Row, as_report
 
 
 @pytest.mark.parametrize("parts", [["fusion"], ["models"], *(

@@ -86,7 +86,7 @@ def test_the_command_of_an_installed_package_has_every_script():
     modules = [module for module, _ in COMMANDS.values()]
     assert all(callable(import_module(f"demo_sdtps.{module}").main) for module in modules)
     scripts = {script.removesuffix(".py").replace("/", ".") for script in EVERY}
-    assert scripts - {*modules} == {"tools.demo_figures"} and len({*modules}) == len(modules)
+    assert scripts - {*modules} == {"tools.demo_figures", "tools.tables"} and len({*modules}) == len(modules)
     said = dispatched("--help")
     assert said.returncode == 0 and dispatched().stdout == said.stdout
     assert [line[2:22].strip() for line in said.stdout.splitlines() if line.startswith("  ")] == [*COMMANDS]

@@ -184,6 +184,7 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     fusion = {"MODEL.HDM", "MODEL.ATM"}
     assert on == {"Baseline": set(), "DeMo": fusion, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}, both: fusion | {"MODEL.USE_SDTPS"},
                   **dict.fromkeys(slim, fusion)}
+    assert [found[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [0.1, False]
     apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())  # which only HDM's own uses there
     slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
     rest = [{key: value for key, value in values.items()
@@ -205,7 +206,7 @@ def test_demo_is_configured_as_published(name):
     assert ours["TEST.MISS"] in ("None", "nothing") and len(rows) > 70
 
 
-@pytest.mark.parametrize("kind", ["Baseline", "DeMo", "DeMo_SDTPS"])
+@pytest.mark.parametrize("kind", ["Baseline", "DeMo", "DeMo_SDTPS", "DeMo_with_SDTPS"])
 def test_wmveid863_takes_the_values_of_msvr310(kind):
     ours, theirs = (values_of(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310"))
     assert ours == theirs | {"DATASETS.NAMES": "WMVeID863"}

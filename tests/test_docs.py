@@ -77,6 +77,17 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path):
         with_tables(page)
 
 
+def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Before\n<!-- table: commands -->\nold\n<!-- end -->\nbetween\n<!-- table: keys -->\n<!-- end -->\nafter\n")
+    lines = with_tables(page).splitlines()
+    assert (lines[0], lines[-1]) == ("Before", "after") and "old" not in lines and "between" in lines
+    assert sum("`demo-sdtps …`" in line for line in lines) == 1 and any("`MODEL.SLIM_BLOCKS`" in line for line in lines)
+    page.write_text("<!-- table: commands -->\nprose\n<!-- table: keys -->\n<!-- end -->\n")
+    with pytest.raises(UserError, match=r"page\.md has a marker .* without its <!-- end -->"):
+        with_tables(page)
+
+
 def words(page):
     """Those outside code, tables, formulas and comments."""
     found = re.sub(r"<!--.*?-->|^\$\$.*?\$\$", "", BLOCK.sub("", text(page)), flags=re.S | re.M)

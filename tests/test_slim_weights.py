@@ -58,7 +58,7 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
     assert len({json.dumps(record) for _, record in records.values()}) >= 3
 
 
-@pytest.mark.parametrize("name, more", [("sdtps", ()), ("supervised", WITH_MASKS), ("mean_mask", WITH_MASKS)])
+@pytest.mark.parametrize("name, more", [("sdtps", ()), ("supervised", WITH_MASKS)])
 @pytest.mark.parametrize("demo", [False, True])
 def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate, name, more, demo):
     weights = checkpoint(demo=demo)

@@ -18,9 +18,6 @@ from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.scores import cues
-from demo_sdtps.modeling.scores.base import Context
-from demo_sdtps.modeling.scores.cues import MeanMask
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)
@@ -231,45 +228,6 @@ def test_random_is_the_same_in_every_evaluation_and_another_in_training():
     model.train()
     first, second = (model.encode(images, cameras).stages[0].kept for _ in range(2))
     assert all(not torch.equal(first[name], second[name]) for name in MODALITIES)
-
-
-def test_the_mean_mask_is_the_running_mean_of_its_places(monkeypatch):
-    """Places that come in some batches only, and one without evidence at first."""
-    monkeypatch.setattr(cues, "MOMENTUM", least := 0.05)
-    score = MeanMask(8, (3, 2)).train()
-    expected, batches, draws = [0.0] * 6, [0] * 6, generator()
-    for step in range(int(1.5 / least)):
-        tokens = {name: torch.randn(2, 3, 8, generator=draws) for name in MODALITIES}
-        chosen = torch.tensor([0, 1, 2, 3, 4] if step % 3 else [0, 1, 5])
-        order = torch.rand(3, 2, len(chosen), generator=draws).argsort(dim=-1)[..., :3]
-        places = dict(zip(MODALITIES, chosen[order].sort(dim=-1).values, strict=True))
-        shares = {name: torch.rand(2, 3, generator=draws) for name in MODALITIES}
-        score.scores(Context(tokens, {}, (3, 2), positions=places, foreground=shares))
-        for place in range(6):
-            seen = [shares[name][row, patch].double() for name in MODALITIES for row in range(2)
-                    for patch in range(3) if places[name][row, patch] == place]
-            if seen:
-                batches[place] += 1
-                rate = max(1 / batches[place], least)
-                expected[place] += rate * (float(sum(seen)) / len(seen) - expected[place])
-    assert_close(score.map, expected, 3, 8, 8, 6, 3 * int(1.5 / least))
-    assert score.updates.tolist() == batches
-    before = score.map.clone()
-    found = score.eval().scores(Context(tokens, {}, (3, 2), positions=places))
-    assert torch.equal(score.map, before) and torch.equal(found["NI"], before[places["NI"]])
-    fresh = MeanMask(8, (3, 2))
-    fresh.load_state_dict(score.state_dict())
-    assert torch.equal(fresh.map, score.map) and torch.equal(fresh.updates, score.updates)
-
-
-@torch.no_grad()
-def test_a_mean_mask_of_places_that_are_seldom_foreground():
-    model = slim_model("mean_mask").train()
-    images, cameras = random_images(9)
-    for step in range(4):
-        model({**images, MASK: torch.full((4, 1, 64, 32), float(step == 3))}, cameras)
-    found = model.slimming.scores[0].map
-    assert_close(found, torch.full_like(found, 0.25), 4 * 3)
 
 
 @every(*SCORES, *CHOOSING, *MERGING)

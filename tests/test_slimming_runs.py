@@ -28,7 +28,7 @@ def words(root, output, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", ["supervised", pytest.param("mean_mask", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("score", ["supervised"])
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path, score):
     """Maps, heads and their optimiser's state are in the checkpoint; every command reads it."""
     more = ("MODEL.SLIM_SCORE", score, "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("score", ["supervised", "mean_mask"])
+@pytest.mark.parametrize("score", ["supervised"])
 def test_two_processes_step_like_one(tmp_path, monkeypatch, score):
     """Losses against masks, and the map over the batches of both; with the first seed by which patches are chosen clearly."""
     opts = [*SMALL, *STILL, *SLIM, "MODEL.SLIM_SCORE", score]

@@ -3,18 +3,16 @@ import json
 import random
 import shutil
 import statistics
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL, scores_of
+from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from PIL import Image
 from reference import statistics as reference
 
-from demo_sdtps import test_net
 from demo_sdtps.config import UserError
-from demo_sdtps.reports.study import as_markdown, paired_difference
+from demo_sdtps.reports.study import paired_difference, table
 from demo_sdtps.studies.runs import finished_variants, make_variants, read_study
 from demo_sdtps.tools import study as tool
 
@@ -92,8 +90,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, m
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
     rows = rows_of(tables_of(stdout)[0])
-    assert rows["too fast"]["seeds"] == "0 of 1" and rows["too fast"]["mAP"] == "–" and rows["too fast"]["Δ mAP"] == ""
-    assert rows["Baseline"]["seeds"] == "1" and float(rows["Baseline"]["mAP"]) > 0
+    assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–" and float(rows["Baseline"]["mAP, 3 both"]) > 0
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -119,28 +116,72 @@ def test_beyond_noise_means_both_intervals():
     assert paired_difference({"a": 13.0}, first) is None
 
 
-def test_the_table_of_any_modality_against_any():
-    """Means of the cells off the diagonal, with and without a common modality, which the cells here tell apart."""
-    sets, draw = ("R", "N", "T", "RN", "RT", "NT", "RNT"), random.Random(1)
+def drawn(draw, name, seeds=("1", "2", "3")):
+    """A variant with random measurements; some of its dense kind have none of the selection."""
+    sets, cases = ("R", "N", "T", "RN", "RT", "NT", "RNT"), ("nothing", "r", "n", "t", "rn", "rt", "nt")
 
-    def matrices(base):
-        cells = {own: {other: base + draw.uniform(0, 0.1) + 0.3 * bool(set(own) & set(other)) + 0.4 * (own == other)
-                       for other in sets} for own in sets}
+    def scores():
+        return {str(pattern): {"mAP": draw.random(), "Rank-1": draw.random()} for pattern in (1, 2, 3)}
+
+    def matrices():
+        cells = {own: {other: draw.random() for other in sets} for own in sets}
         return {"mAP": cells, "Rank-1": cells}
 
-    variants = [{"name": name, "records": {}, "made_with": {}, "failed": {}, "missing": {}, "selection": {},
-                 **{f"cross_modal_{how}": {"1": matrices(base), "2": matrices(base)} for how in ("all", "shared", "pairs")}}
-                for name, base in (("dense", 0.1), ("dropped", 0.2))]
-    text = as_markdown({"command": "x", "seeds": [1, 2], "patterns": [], "variants": variants})
-    rows = rows_of(next(table for table in tables_of(text) if "a common modality" in table))
-    for variant in variants:
-        for how, is_common in (("all", True), ("shared", True), ("pairs", True), ("all", False), ("pairs", False)):
-            by_seed = [statistics.mean(found["mAP"][own][other] for own in sets for other in sets
-                                       if own != other and (len({*own, *other}) < len(own + other)) == is_common)
-                       for found in variant[f"cross_modal_{how}"].values()]
-            cell = rows[variant["name"]][f"{how}, {'a common modality' if is_common else 'none'}"]
-            assert cell.startswith(f"{100 * statistics.mean(by_seed):.1f} ± {100 * statistics.stdev(by_seed):.1f}")
-            assert ("," in cell) == (variant["name"] == "dropped")
+    return {"name": name, "made_with": {}, "failed": {}, "gmacs": draw.random(), "inference": draw.random(),
+            "training step": draw.random(), "records": {seed: [{"epoch": 1}, {"patterns": scores()}] for seed in seeds},
+            "missing": {seed: {case: scores() for case in cases} for seed in seeds},
+            "selection": {seed: {"cases": {}, "stages": {stage: {"nothing": {m: {"recall": draw.random()} for m in sets[:3]}}
+                                                         for stage in ("stage 1", "stage 2")}} for seed in seeds},
+            **{f"cross_modal_{how}": {seed: matrices() for seed in seeds} for how in ("all", "shared", "pairs")}}
+
+
+def test_the_table_is_that_of_the_measurements():
+    draw = random.Random(1)
+    first, other = (drawn(draw, name) for name in ("dense", "slim"))
+    found = rows_of(table({"seeds": [1, 2, 3], "patterns": [1, 3], "variants": [first, other]}))
+
+    def said(values):
+        return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
+
+    def with_common(matrix, is_common):
+        return statistics.mean(matrix[own][to] for own in matrix for to in matrix
+                               if own != to and any(letter in to for letter in own) == is_common)
+
+    for variant in (first, other):
+        row, seeds = found[variant["name"]], variant["records"]
+        last = [variant["records"][seed][1]["patterns"] for seed in seeds]
+        assert row["mAP, 1 original"] == said([scores["1"]["mAP"] for scores in last])
+        assert row["mAP, 3 both"] == said([scores["3"]["mAP"] for scores in last])
+        assert row["Rank-1"] == said([scores["3"]["Rank-1"] for scores in last])
+        six = ("r", "n", "t", "rn", "rt", "nt")
+        assert row["mAP, modalities missing"] == said([statistics.mean(cases[case]["3"]["mAP"] for case in six)
+                                                       for cases in variant["missing"].values()])
+        stages = [measured["stages"]["stage 2"]["nothing"] for measured in variant["selection"].values()]
+        assert row["recall of the person"] == said([statistics.mean(own["recall"] for own in by.values()) for by in stages])
+        for how in ("all", "shared", "pairs"):
+            for is_common, name in ((True, "a common modality"), (False, "none in common")):
+                if is_common or how != "shared":
+                    assert row[f"mAP, {name}, {how}"] == said([with_common(found["mAP"], is_common)
+                                                               for found in variant[f"cross_modal_{how}"].values()])
+        assert row["operations"] == f"{variant['gmacs'] / first['gmacs']:.2f}"
+        assert row["time of inference"] == f"{variant['inference'] / first['inference']:.2f}"
+    gain = [100 * (other["records"][seed][1]["patterns"]["3"]["mAP"] - first["records"][seed][1]["patterns"]["3"]["mAP"])
+            for seed in first["records"]]
+    low, high = reference.student(gain)
+    assert found["slim"]["Δ mAP, 3 both"] == f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert not found["dense"]["Δ mAP, 3 both"]
+
+
+def test_a_variant_whose_runs_failed_hides_no_column():
+    draw = random.Random(2)
+    first, other = drawn(draw, "dense"), drawn(draw, "slim")
+    first |= {"records": {seed: [] for seed in "123"}, "failed": dict.fromkeys("123", "diverged"),
+              **{name: {} for name in first if name in ("missing", "selection") or name.startswith("cross_modal")}}
+    other["failed"], other["records"] = {"3": "diverged"}, other["records"] | {"3": []}
+    found = rows_of(table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
+    assert set(found) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
+    columns = found["dense (0 of 3 runs)"].keys()
+    assert {"mAP, modalities missing", "mAP, a common modality, all", "recall of the person"} <= columns
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -162,8 +203,6 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
-    for key in ("patterns", "return_patterns"):  # the former name, and today's
-        assert read_study(write(tmp_path, **{key: [2]}))["return_patterns"] == [2]
     others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
               folder({"config": str(BASELINE)})]
     assert len({plain.folder, *(other.folder for other in others)}) == 4
@@ -173,7 +212,7 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("content", "said"), [
     ({"variants": {"a": {"sets": {}}}}, "'sets'"),
     ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
-    ({"variants": {"a": {"config": str(CONFIG), "weights": "b"}}}, "'b'")])
+    ({"variants": {"a": {"config": str(CONFIG)}, "b": {"config": str(CONFIG)}}}, "'a' and 'b'")])
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
@@ -182,32 +221,6 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
-
-
-@pytest.mark.slow
-def test_a_variant_with_weights_is_evaluated_and_timed(tiny_root, tmp_path, monkeypatch, command):
-    """Not trained: test_net.py says the same of the other's weights. Its times and the first variant's are drawn."""
-    monkeypatch.chdir(tmp_path)
-    setting = {"MODEL.SLIM_BLOCKS": [1], "MODEL.SLIM_KEEP": [0.5], "MODEL.SLIM_SCORE": "distinctness",
-               "INPUT.JOINT_AUGMENTATION": True}
-    words = [write(tmp_path, config=str(BASELINE), seeds=1, times=True, missing=False, selection=False,
-                   variants={"dense": {}, "slim, later": {"weights": "dense", "set": setting}}),
-             "--changed_tree", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
-    assert command(tool.main, *words)[0] == 0
-    output = tmp_path / "runs" / "studies"
-    result = json.loads((output / "tiny" / "study.json").read_text())
-    dense, slim = result["variants"]
-    (run,) = (output / "runs").glob("*/seed_1")
-    found = tmp_path / "found.json"
-    assert command(test_net.main, "--weight", run / "last.pth", *chain(*setting.items()), "--json", found)[0] == 0
-    assert slim["records"]["1"] == [{"patterns": scores_of(found)}]
-    assert slim["gmacs"] < dense["gmacs"]
-    assert all(variant[what] > 0 for variant in (dense, slim) for what in ("inference", "training step"))
-    (line,) = (row for table in tables_of((output / "tiny" / "study.md").read_text()) for name, row in rows_of(table).items()
-               if name == "slim, later" and "time of inference" in row)
-    assert line["time of inference"] == f"{slim['inference'] / dense['inference']:.2f}"
-    with Image.open(output / "tiny" / "curves.png") as image:
-        assert min(image.size) > 300
 
 
 def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):

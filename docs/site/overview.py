@@ -25,6 +25,7 @@ def main() -> None:
     from demo_sdtps.evaluation.extraction import extract_features
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.evaluation.selection import check_selection
     from demo_sdtps.reports.analysis import rank_lists, ranked
     from demo_sdtps.reports.figures import hide_ticks, images, np, plt, save
     from demo_sdtps.reports.palette import HEAT, MATCH, WRONG
@@ -32,6 +33,7 @@ def main() -> None:
     from demo_sdtps.runtime.files import check_output_file
 
     files = {name: check_output_file(IMAGES / name, ".png", arguments.overwrite) for name in COLOURS}
+    check_selection(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
