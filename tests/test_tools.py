@@ -18,7 +18,7 @@ TOOLS = {
     "scatter plot": (draw_embedding, (*WEIGHT, "--points", "9"), "x.png"),
     "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
     "kept patches": (draw_tokens, (*WEIGHT, "--samples", "1"), "x.png"),
-    "kept patches of two models": (draw_tokens, (*WEIGHT, "--weight", "run/best.pth", "--samples", "2"), "x.png"),
+    "kept patches of two models": (draw_tokens, (*WEIGHT, "--weight", "run/last.pth", "--samples", "2"), "x.png"),
     "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
     "report": (report, ("--run", "run", "--overwrite"), "run/tokens.png"),
 }
