@@ -47,6 +47,7 @@ MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "cross_modal": [(f"cross_modal_{how}", "test_net.py", ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how))
                     for how in CROSS_MODAL_DISTANCES]}
 """What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
+FORMER = {"patterns": "return_patterns"}
 VARIANT_DEFAULTS = {"config": "", "set": {}}
 
 
@@ -159,6 +160,7 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
     found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    found = {FORMER.get(key, key): value for key, value in found.items()}
     study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")

@@ -203,6 +203,8 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
+    for key in ("patterns", "return_patterns"):  # the former name, and today's
+        assert read_study(write(tmp_path, **{key: [2]}))["return_patterns"] == [2]
     others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
               folder({"config": str(BASELINE)})]
     assert len({plain.folder, *(other.folder for other in others)}) == 4
