@@ -1,6 +1,6 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from string import ascii_letters
@@ -73,9 +73,9 @@ def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str
             for seed, records in variant["records"].items() if records and seed not in variant["failed"]}
 
 
-def map_of_cases(variant: dict[str, Any], pattern: int, cases: Collection[str]) -> dict[str, float]:
-    """mAP in percent by seed, mean over `cases` of missing modalities."""
-    return {seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in cases]))
+def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
+    """mAP in percent by seed, mean over the cases of missing modalities."""
+    return {seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
             for seed, found in variant["missing"].items()}
 
 
@@ -111,7 +111,7 @@ def table(result: dict[str, Any]) -> str:
         compared(f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP"))
         add("Rank-1", (_spread(final_metric(variant, last, "Rank-1").values()) for variant in result["variants"]))
         if any(variant["missing"] for variant in result["variants"]):
-            compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last, INCOMPLETE))
+            compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}",
@@ -159,11 +159,11 @@ def _provenance(result: dict[str, Any]) -> str:
     return "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
 
 
-def _spread(values: Iterable[float], digits: int = 1) -> str:
+def _spread(values: Iterable[float]) -> str:
     found = np.array(list(values))
     if not len(found):
         return "–"
-    return f"{found.mean():.{digits}f}" + (f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else "")
+    return f"{found.mean():.1f}" + (f" ± {found.std(ddof=1):.1f}" if len(found) > 1 else "")
 
 
 def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:

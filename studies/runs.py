@@ -23,7 +23,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.config.load import read_yaml
 from demo_sdtps.datasets import identity_labels, read_splits
-from demo_sdtps.evaluation.operations import count_macs, count_parameters
+from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
@@ -93,10 +93,11 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
     """The result of a study, in `path` after every variant: those that it holds are not made again. Raises `UserError`."""
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
+    known = None if arguments.changed_tree else tree  # variants of other files may be kept
     seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
     variants = make_variants(study, arguments.opts, arguments.runs, tree)
-    found = finished_variants(path, variants, seeds, None if arguments.changed_tree else tree)
-    result = {"title": study["title"], "command": command(), "tree": None if arguments.changed_tree else tree, "seeds": seeds,
+    found = finished_variants(path, variants, seeds, known)
+    result = {"title": study["title"], "command": command(), "tree": known, "seeds": seeds,
               "patterns": study["return_patterns"], "variants": []}
     costs = {variant.name: cost(variant.cfg) for variant in variants if variant.name not in found}
 
@@ -151,10 +152,10 @@ def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
-    """Trainable parameters, and GMACs of one complete triplet; the data set gives the classes. Raises `UserError`."""
+    """GMACs of one complete triplet; the data set gives the classes. Raises `UserError`."""
     samples = read_splits(cfg, ("train",))["train"]
     model = make_model(cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)).eval()
-    return {"parameters": sum(count_parameters(model).values()), "gmacs": count_macs(cfg, model)[""] / 1e9}
+    return {"gmacs": count_macs(cfg, model)[""] / 1e9}
 
 
 def read_study(path: Path) -> dict[str, Any]:
