@@ -84,7 +84,7 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequ
     def works(work: Callable[[ByModality], object], training: bool) -> dict[str, Callable[[], object]]:
         found: dict[str, Callable[[], object]] = {DENSE: partial(with_stages, model, None, partial(work, images))}
         for name, own in slimmed.items():
-            seen = masked if reads_masks(own, training) else images
+            seen = masked if training and reads_masks(own) else images
             found[name] = partial(with_stages, model, stages[name], partial(work, seen))
         return found
 

@@ -21,7 +21,7 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
                         "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'.")
     check_stages(cfg.MODEL)
-    if reads_masks(cfg, training=True) and not cfg.INPUT.JOINT_AUGMENTATION:
+    if reads_masks(cfg) and not cfg.INPUT.JOINT_AUGMENTATION:
         raise UserError(f"MODEL.SLIM_SCORE is {cfg.MODEL.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
                         "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True.")
     _check_batch(cfg)

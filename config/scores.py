@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class ScoreEntry(NamedTuple):
     place: str  # module:class
-    masks: str = ""  # when it reads foreground masks (docs/data.md): "training", "always", or '' for never
+    masks: bool = False  # whether it reads foreground masks in training (docs/data.md)
 
 
 _HERE = "demo_sdtps.modeling.scores"
@@ -20,12 +20,10 @@ SCORES = {
     "distinctness": ScoreEntry(f"{_HERE}.cues:Distinctness"),
     "saliency": ScoreEntry(f"{_HERE}.saliency:Saliency"),
     "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore"),
-    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks="training"),
+    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks=True),
     "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
-    "random": ScoreEntry(f"{_HERE}.cues:Random"),
-    "mask": ScoreEntry(f"{_HERE}.cues:Mask", masks="always"),
 }
-"""Scores by name. `random` and `mask` are controls."""
+"""Scores by name."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
@@ -55,9 +53,6 @@ def check_stored_score(name: str, place: object) -> None:
                         f"itself; give MODEL.SLIM_SCORE {name} on the command line, or import {module} before.")
 
 
-def reads_masks(cfg: CfgNode, training: bool) -> bool:
-    """Whether the images of a triplet include its foreground mask, in training or in evaluation."""
-    if not cfg.MODEL.SLIM_BLOCKS:
-        return False
-    when = score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks
-    return when == "always" or (training and when == "training")
+def reads_masks(cfg: CfgNode) -> bool:
+    """Whether the images of a triplet include its foreground mask in training."""
+    return bool(cfg.MODEL.SLIM_BLOCKS and score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks)

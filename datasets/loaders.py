@@ -20,7 +20,6 @@ from demo_sdtps.datasets.transforms import (
     DropModalities,
     Each,
     JointTrainTransform,
-    MaskedTestTransform,
     TrainTransform,
     parted,
     test_transform,
@@ -83,15 +82,13 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 
 def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool) -> ImageDataset:
-    """Samples as (images of RGB, NI and TI, and the mask where the configuration reads masks; label; camera). Raises
-    `UserError` where a mask is missing."""
-    masks = existing_masks(cfg, samples) if reads_masks(cfg, training) else []
-    transform: Transform
+    """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera).
+    Raises `UserError` where a mask is missing."""
+    masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else []
+    transform: Transform = Each(test_transform(cfg))
     if training:
         transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
         transform = DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT) if cfg.INPUT.MODALITY_DROPOUT else transform
-    else:
-        transform = MaskedTestTransform(cfg) if masks else Each(test_transform(cfg))
     paths = triplet_files(samples, masks)
     decode = partial(decode_masked_triplet if masks else decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES))
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]

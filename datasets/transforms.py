@@ -154,19 +154,6 @@ def test_transform(cfg: CfgNode) -> Transform:
     return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
 
 
-class MaskedTestTransform:
-    """`test_transform` of the images, and the resized mask."""
-
-    def __init__(self, cfg: CfgNode):
-        self.image = test_transform(cfg)
-        self.mask = v2.Compose([v2.Resize(list(cfg.INPUT.SIZE_TEST), interpolation=v2.InterpolationMode.BILINEAR),
-                                v2.ToDtype(torch.float32, scale=True)])
-
-    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
-        *images, mask = images
-        return [*Each(self.image)(images), self.mask(mask)]
-
-
 def resize_and_normalise(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:
     """uint8 (3, h, w) → float32 (3, *size)."""
     return v2.Compose([v2.Resize(list(size), interpolation=interpolation), v2.ToDtype(torch.float32, scale=True),

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import evaluating, inference
@@ -37,7 +36,6 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     result. Operators without a rule count as 0, with a warning in the log.
     """
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in model.modalities}
-    images |= {MASK: torch.zeros(1, 1, *cfg.INPUT.SIZE_TEST)} if reads_masks(cfg, training=False) else {}
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:

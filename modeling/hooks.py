@@ -170,7 +170,7 @@ class Slim(Slimming):
         is_trained = any(parameter.requires_grad for parameter in slim.stage_scores[number].parameters())
         past = stream.chosen[number] if stream.record is stream else None
         score = past.score if past else self._given(number, stream, positions)
-        if past and not past.is_given and (is_trained or slim.stage_scores[number].is_random):
+        if past and not past.is_given and is_trained:
             score = None  # computed again, so that autograd finds its tensors and dropout its random numbers
         step = slim(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
         if is_trained and step.loss is not None and not torch.is_grad_enabled():

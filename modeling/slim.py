@@ -19,7 +19,7 @@ from demo_sdtps.modeling.slimming import check_stages
 from demo_sdtps.modeling.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest
 
-SCORES = ("saliency", "distinctness", "random", "supervised", "self_supervised")
+SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
 """Scores that need neither a configuration nor the size of the grid."""
 
 Model = TypeVar("Model", bound=nn.Module)

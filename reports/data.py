@@ -32,9 +32,8 @@ class Findings:
 def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     """Read the triplets of all splits as training does. Raises `UserError` where training could not begin."""
     splits = read_splits(cfg)
-    for split, samples in splits.items():
-        if reads_masks(cfg, training=split == "train"):
-            existing_masks(cfg, samples)
+    if reads_masks(cfg):
+        existing_masks(cfg, splits["train"])
     matched = count_matched(cfg, splits["query"], splits["gallery"])
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:

@@ -16,7 +16,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.common import TOP
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
-from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
@@ -88,9 +87,6 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
             raise UserError("There is no configuration of the model; give a folder or a repository that save_pretrained or "
                             "push_to_hub has written, with its config.json.")
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
-        if reads_masks(self.cfg, training=False):
-            raise UserError(f"MODEL.SLIM_SCORE is {self.cfg.MODEL.SLIM_SCORE!r}, which reads foreground masks; own images have "
-                            "none, so use a model with another score.")
         self.origin = origin or {}
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:

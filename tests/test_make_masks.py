@@ -12,9 +12,8 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskr
 from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
 from triplets import config
 
-from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.datasets.masks import decode_mask, mask_path
 from demo_sdtps.modeling import segmenters
 from demo_sdtps.modeling.segmenters import largest_instance, make_segmenter
 from demo_sdtps.tools import make_masks
@@ -64,15 +63,11 @@ def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root
     code, stdout, stderr = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright"))
     assert code == 0, stderr
     assert "Wrote 80 masks and kept 0 for RGBNT201" in stdout  # query and gallery are the same 32
-    cfg = config(bare_root, "INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]",
-                 "MODEL.SLIM_SCORE", "mask")
-    splits = read_splits(cfg)
+    splits = read_splits(config(bare_root))
     for sample in splits["train"] + splits["query"]:
         mask = mask_of(sample.paths[0])
         assert mask.dtype == np.uint8 and np.abs(mask - pixels(sample.paths[0]).mean(2)).max() <= 1
-    read = torch.cat([images[MASK] for images, *_ in batches(test_loader(cfg, splits["query"]))])
-    assert torch.equal((read[:, 0] * 255).round().byte(),
-                       torch.from_numpy(np.stack([mask_of(sample.paths[0]) for sample in splits["query"]])))
+        assert np.array_equal(decode_mask(str(mask_path(sample)))[0], mask)
 
 
 def test_the_union_of_all_modalities(command, bare_root, functions):

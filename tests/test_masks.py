@@ -3,7 +3,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from layouts import WRITERS
@@ -14,12 +13,14 @@ from triplets import PLAIN, SCALED, config, message_of, normalised, random_image
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
+from demo_sdtps.datasets.loaders import batches, train_loader
 from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.datasets.transforms import JointTrainTransform
 
 JOINT = ["INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]"]
-SUPERVISED, TRUE_MASK = ([*JOINT, "MODEL.SLIM_SCORE", score] for score in ("supervised", "mask"))
+SUPERVISED = [*JOINT, "MODEL.SLIM_SCORE", "supervised"]
+STILL = [*SUPERVISED, "INPUT.PROB", "0.0", "INPUT.PADDING", "0"]
+"""Without flip and crop, which a mask shares with its images."""
 
 
 def samples_of(cfg):
@@ -60,10 +61,16 @@ def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
     assert torch.equal(mask, torch.ones(1, 32, 16))
 
 
+def masks_of(cfg, samples):
+    """As training reads them, in the order of the samples."""
+    dataset = train_loader(cfg, samples).dataset
+    return torch.stack([dataset[index, 0][0][-1] for index in range(len(samples))])
+
+
 def test_batches_have_the_masks_of_their_files(tiny_root):
-    cfg = config(tiny_root, *TRUE_MASK)
+    cfg = config(tiny_root, *STILL)
     samples = samples_of(cfg)
-    masks = torch.cat([images[MASK] for images, *_ in batches(test_loader(cfg, samples))])
+    masks = masks_of(cfg, samples)
     files = [Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png") for sample in samples]
     expected = np.stack([np.asarray(Image.open(file)) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
@@ -74,37 +81,34 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
 
 
 def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
-    cfg = config(own_root, *TRUE_MASK, "INPUT.PROB", "0.0", "INPUT.PADDING", "0")
+    cfg = config(own_root, *STILL)
     samples = samples_of(cfg)
     large = random_image(64, 48)[:1]
     for sample in samples:
         Image.fromarray(large[0].numpy()).save(mask_path(sample))
     expected = F.interpolate(large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False) / 255
-    for loader in (train_loader(cfg, samples), test_loader(cfg, samples)):
-        for images, *_ in batches(loader):
-            # Rounding to whole levels in each of the two passes is worth half a level.
-            assert (images[MASK] - expected).abs().max() < 1.5 / 255
+    # Rounding to whole levels in each of the two passes is worth half a level.
+    assert (masks_of(cfg, samples) - expected).abs().max() < 1.5 / 255
 
 
 def test_masks_of_images_side_by_side(tmp_path):
     """In MASK/ beside the images; as large as one modality."""
     samples = WRITERS["RGBNT100"](tmp_path)["train"]
-    cfg = config(tmp_path, *TRUE_MASK, "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
+    cfg = config(tmp_path, *STILL, "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
     folder = tmp_path / "RGBNT100" / "rgbir" / "bounding_box_train" / "MASK"
-    assert str(folder) in message_of(test_loader, cfg, samples)
+    assert str(folder) in message_of(train_loader, cfg, samples)
     folder.mkdir()
     for level, sample in enumerate(samples):
         Image.new("L", (256, 128), level).save(folder / f"{Path(sample.paths[0]).stem}.png")
-    masks = torch.cat([images[MASK] for images, *_ in batches(test_loader(cfg, samples))])
+    masks = masks_of(cfg, samples)
     levels = torch.arange(len(samples)).double() / 255
     assert_close(masks, levels[:, None, None, None].expand(-1, 1, 32, 16), 1)
 
 
-@pytest.mark.parametrize("make", [train_loader, test_loader])
-def test_missing_masks_are_one_sentence(own_root, make):
-    cfg = config(own_root, *TRUE_MASK)
+def test_missing_masks_are_one_sentence(own_root):
+    cfg = config(own_root, *SUPERVISED)
     samples = samples_of(cfg)
     gone = mask_path(samples[5])
     gone.unlink()
-    message = message_of(make, cfg, samples)
+    message = message_of(train_loader, cfg, samples)
     assert f"the mask {gone} is missing" in message and "tools/make_masks.py" in message

@@ -51,11 +51,11 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
     slim = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised")
     words = [*cli_args_for(tiny_root, config=BASELINE), *slim]
     words += ["--weight", weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))]
-    code, stdout, _ = command(slim_curve.main, *words, "--scores", "self_supervised", "random", "--blocks", "1", "--keep",
+    code, stdout, _ = command(slim_curve.main, *words, "--scores", "self_supervised", "saliency", "--blocks", "1", "--keep",
                               "0.5", "--output", tmp_path / "curve.svg", "--json", tmp_path / "curve.json")
     assert code == 0
     points = json.loads((tmp_path / "curve.json").read_text())["points"]
-    assert [(point["score"], point["own"]) for point in points] == [("", False), ("self_supervised", True), ("random", False)]
+    assert [(point["score"], point["own"]) for point in points] == [("", False), ("self_supervised", True), ("saliency", False)]
     assert [line.split()[0] for line in stdout.splitlines() if line.endswith(OWN)] == ["self_supervised"]
     assert sum("is left out" in message for message in caplog.messages) == 1
     assert command(test_net.main, *words, "--json", tmp_path / "found.json")[0] == 0

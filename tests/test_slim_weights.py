@@ -52,7 +52,7 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
     weights = checkpoint(demo=demo)
     records = {name: evaluate(weights, *opts)[:2] for name, opts in {
         "dense": (), "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
-        **{name: (*STAGES, *score(name)) for name in ("distinctness", "demo_sdtps.studies.peers:EViT", "random")}}.items()}
+        **{name: (*STAGES, *score(name)) for name in ("distinctness", "demo_sdtps.studies.peers:EViT", "saliency")}}.items()}
     assert all(code == 0 for code, _ in records.values())
     assert records["all kept"] == records["dense"]
     assert len({json.dumps(record) for _, record in records.values()}) >= 3

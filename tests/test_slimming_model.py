@@ -200,36 +200,6 @@ def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
         slim_model("distinctness", "MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
 
 
-def test_the_mask_as_the_score_keeps_the_patches_on_it():
-    model = slim_model("mask").eval()
-    images, cameras = random_images(6)
-    shares = torch.zeros(4, 1, 8, 4)
-    for row, (top, left) in enumerate([(0, 0), (1, 1), (4, 0), (3, 2)]):
-        shares[row, 0, top:top + 4, left:left + 2] = 1
-        shares[row, 0, top:top + 4, left:left + 2] -= torch.rand(4, 2) / 2
-    mask = (torch.rand(4, 1, 64, 32) < shares.repeat_interleave(8, 2).repeat_interleave(8, 3)).float()
-    context = model.encode(images | {MASK: mask}, cameras)
-    for row in range(4):
-        within = mask[row, 0].unflatten(0, (8, 8)).unflatten(2, (4, 8)).mean(dim=(1, 3)).flatten()
-        for stage in context.stages:
-            assert torch.equal(stage.score["RGB"][row], 3 * within[stage.scored["RGB"][row]])  # multiples of 1/64
-        on_it = set(within.nonzero().flatten().tolist())
-        assert len(on_it) == 8 and on_it <= set(context.positions["NI"][row].tolist())
-
-
-@torch.no_grad()
-def test_random_is_the_same_in_every_evaluation_and_another_in_training():
-    model = slim_model("random", "MODEL.SLIM_SHARED", "False").eval()
-    images, cameras = random_images(8)
-    first, second = (model.encode(images, cameras).stages[0].kept for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in MODALITIES)
-    rows = [tuple(row) for name in MODALITIES for row in first[name].tolist()]
-    assert len(set(rows)) == len(rows) == 12  # another set for each image
-    model.train()
-    first, second = (model.encode(images, cameras).stages[0].kept for _ in range(2))
-    assert all(not torch.equal(first[name], second[name]) for name in MODALITIES)
-
-
 @every(*SCORES, *CHOOSING, *MERGING)
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""

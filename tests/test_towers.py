@@ -133,7 +133,7 @@ def test_a_model_that_is_slimmed():
         demo_sdtps.unslim(demo_sdtps.unslim(model))
 
 
-SCORES = "'saliency' or 'distinctness' or 'random' or 'supervised' or 'self_supervised', or a Score"
+SCORES = "'saliency' or 'distinctness' or 'supervised' or 'self_supervised', or a Score"
 DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
          "these.")
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."

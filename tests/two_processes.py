@@ -40,7 +40,7 @@ def steps(cfg) -> dict:
     network = distributed.wrap_ddp(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
-    if reads_masks(cfg, training=True):
+    if reads_masks(cfg):
         images[MASK] = torch.rand(BATCH, 1, *cfg.INPUT.SIZE_TRAIN)
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []

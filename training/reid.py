@@ -108,7 +108,7 @@ def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
     """The files that training and evaluation read, by split and modality: "query NI"; "query images" of three side by side."""
     found: dict[str, Sequence[str]] = {}
     for split, samples in splits.items():
-        masks = existing_masks(cfg, samples) if reads_masks(cfg, training=split == "train") else []
+        masks = existing_masks(cfg, samples) if split == "train" and reads_masks(cfg) else []
         modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
         columns = zip(*triplet_files(samples, masks), strict=True)
         found |= {f"{split} {name}": list(filter(None, files))

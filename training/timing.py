@@ -72,10 +72,10 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
         model = make_model(cfg, CLASSES, CAMERAS).to(device)
         images, cameras, labels = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
         masks = {MASK: torch.ones(len(labels), 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
-        works["inference"][name] = partial(infer, model, images | (masks if reads_masks(cfg, training=False) else {}), cameras)
+        works["inference"][name] = partial(infer, model, images, cameras)
         step = training_step(cfg, model, make_optimizer(cfg, model), cameras, labels, choose_precision(cfg.SOLVER.AMP, device),
                              model.head_weights)
-        works["training step"][name] = partial(step, images | (masks if reads_masks(cfg, training=True) else {}))
+        works["training step"][name] = partial(step, images | (masks if reads_masks(cfg) else {}))
     found: dict[str, dict[str, float]] = {name: {} for name in variants}
     for what, cases in works.items():
         for name, seconds in in_turns(what, cases, ROUNDS, device).items():

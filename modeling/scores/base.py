@@ -81,13 +81,12 @@ class Score(nn.Module, ABC):
     names the settings that it reads (`make_score`), and raises `UserError` for settings that do not fit.
     """
 
-    masks = ""  # when a score from outside the project reads foreground masks: "training", "always", or '' for never
+    masks = False  # whether a score from outside the project reads foreground masks in training
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
     keeps_own = False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says
-    is_random = False  # whether it draws numbers, so that it draws again where blocks are computed again
     of_images = False  # whether it reads the images alone, so that it is known before the backbone runs
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):

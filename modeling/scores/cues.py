@@ -1,7 +1,6 @@
-"""Scores of patches that need no training, and the studies' controls: chance and the mask itself."""
+"""A score of patches that needs no training."""
 import torch
 
-from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.scores.base import Context, Score
 from demo_sdtps.modeling.sdtps import cosines
 
@@ -19,21 +18,3 @@ class Distinctness(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return distinctness(tokens)
-
-
-class Random(Score):
-    """Random numbers: in training new ones; in evaluation those of a generator that starts anew with every chunk."""
-
-    is_random = True
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        seed = MODALITIES.index(context.modality) if context.modality in MODALITIES else 0
-        generator = None if self.training else torch.Generator(tokens.device).manual_seed(seed)
-        return torch.rand(tokens.shape[:2], device=tokens.device, generator=generator)
-
-
-class Mask(Score):
-    """The image's own mask, in evaluation too: what a score without error would keep."""
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return context.foreground[context.modality].float()

@@ -38,7 +38,7 @@ def patches_left_by_every_stage(cfg):
     return [stage.kept["NI"].shape[1] for stage in stages]
 
 
-@effect("MODEL.SLIM_SCORE", {"distinctness": True, "random": False}, *ONE_STAGE, "MODEL.SLIM_SHARED", "False")
+@effect("MODEL.SLIM_SCORE", {"distinctness": True, "saliency": False}, *ONE_STAGE, "MODEL.SLIM_SHARED", "False")
 @torch.no_grad()
 def patches_unlike_the_mean_are_kept(cfg):
     model = model_of(cfg).eval()
