@@ -1,10 +1,9 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from string import ascii_letters
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.lines import Line2D
 from scipy import stats
@@ -22,9 +21,9 @@ COMPLETE = next(iter(CASES))
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
-CONFIDENCE, RESAMPLES = 0.95, 9999
+CONFIDENCE = 0.95
 LEGEND = ("Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
-          "interval; bold: this and the bootstrap's exclude 0. Operations and times: those of {first} are 1.")
+          "interval; bold: it excludes 0. Operations and times: those of {first} are 1.")
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -39,32 +38,18 @@ CostPoint = tuple[float, float, float, str]
 """A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
 
 
-class Difference(NamedTuple):
-    """A paired difference over seeds: its mean, and the 95 % intervals (low, high) of two methods."""
-
-    mean: float
-    bootstrap: tuple[float, float]
-    student: tuple[float, float]
-
-    @property
-    def is_beyond_noise(self) -> bool:
-        """Whether both intervals exclude 0. The bootstrap's is too narrow for few seeds: for three it is their range."""
-        return all(low > 0 or high < 0 for low, high in (self.bootstrap, self.student))
+def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[float, float, float] | None:
+    """The mean of values - baseline by seed, and Student's 95 % interval (low, high) of it; None for fewer than two."""
+    pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
+    return interval(pairs, 1 / len(pairs)) if len(pairs) > 1 else None
 
 
-def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> Difference | None:
-    """values - baseline by seed, with intervals of the bootstrap (Efron 1979) and Student; None for fewer than two."""
-    seeds = [seed for seed in values if seed in baseline]
-    if len(seeds) < 2:
-        return None
-    pairs = [np.array([side[seed] for seed in seeds]) for side in (values, baseline)]
-    differences = pairs[0] - pairs[1]
-    resampled = stats.bootstrap((differences,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES,
-                                method="percentile", rng=np.random.default_rng(0)).confidence_interval
-    with warnings.catch_warnings():  # scipy warns when all differences are equal; their interval is a point
-        warnings.simplefilter("ignore", RuntimeWarning)
-        student = stats.ttest_rel(*pairs).confidence_interval(CONFIDENCE)
-    return Difference(float(differences.mean()), *((float(found.low), float(found.high)) for found in (resampled, student)))
+def interval(values: Sequence[float], variance: float) -> tuple[float, float, float]:
+    """The mean of normally distributed values, and Student's 95 % interval around it of a number with `variance` times that of
+    the values: 1 / n for their mean, 1 + 1 / n for a further value."""
+    mean = float(np.mean(values))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * variance**0.5 * np.std(values, ddof=1))
+    return mean, mean - reach, mean + reach
 
 
 def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
@@ -169,8 +154,9 @@ def _spread(values: Iterable[float]) -> str:
 def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
     if not (found := paired_difference(values, baseline)):
         return ""
-    emphasis = "**" if found.is_beyond_noise else ""
-    return "{0}{1:+.1f}{0} [{2:+.1f}, {3:+.1f}]".format(emphasis, found.mean, *found.student)
+    mean, low, high = found
+    emphasis = "**" if low > 0 or high < 0 else ""
+    return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
 
 
 def draw_results(result: dict[str, Any], path: Path) -> None:

@@ -140,8 +140,8 @@ def finished_variants(path: Path, variants: Sequence[Variant], seeds: Sequence[i
     if result["variants"] and result["seeds"] != list(seeds):
         raise UserError(f"{path} has the seeds {result['seeds']}, but {list(seeds)} are asked for; give another --json.")
     if tree and result.get("tree") != tree:
-        raise UserError(f"{path} was made with the files {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}, "
-                        "without docs, tests and Markdown; give --changed_tree to keep its variants, or another --json.")
+        raise UserError(f"{path} was made with the sources {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}; "
+                        "give --changed_tree to keep its variants, or another --json.")
     return {one["name"]: one for one in result["variants"] if one["command"] == commands.get(one["name"])
             and not one["failed"] and list(map(str, seeds)) == [*one["records"]]}
 

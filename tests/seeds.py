@@ -13,7 +13,6 @@ from pathlib import Path
 
 from demo_sdtps.reports.pages import seeds
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.tools.demo_figures import processor
 from demo_sdtps.training.record import commit
 
 SETTINGS = {"as it is": {}, "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -34,6 +33,12 @@ def main() -> int:
         arguments.json.write_text(json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n")
     print(seeds(rows))
     return int(any(row["failed"] for row in rows))
+
+
+def processor() -> str:
+    """Its name, as Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
 
 
 def numeric_tests(setting: str, seed: int, log) -> dict:

@@ -10,7 +10,9 @@ from scipy import stats
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.schema import KEYS
+from demo_sdtps.reports import pages
 from demo_sdtps.reports.pages import with_tables
+from demo_sdtps.reports.study import interval
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.tools import demo_figures, tables
 
@@ -105,22 +107,18 @@ def test_the_results_are_of_one_tree_and_five_seeds():
 
 
 def test_the_range_of_the_demo_is_students_prediction_interval():
-    runs = [{"mAP": {"1": value, "2": 2 * value, "3": 50.0 - value}} for value in (60.0, 61.0, 63.0)]
-    found = demo_figures.ranges(runs)
     mean, deviation = 184 / 3, ((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 2**0.5
     reach = 4.302652729911275 * deviation * (4 / 3) ** 0.5  # Student's quantile for two degrees of freedom
     assert stats.t.cdf(4.302652729911275, 2) == pytest.approx(0.975)
-    assert found["1"] == pytest.approx([mean - reach, mean + reach])
-    assert found["2"] == pytest.approx([2 * mean - 2 * reach, 2 * mean + 2 * reach])
-    assert found["3"] == pytest.approx([50 - mean - reach, 50 - mean + reach])
+    assert interval([60.0, 61.0, 63.0], 1 + 1 / 3) == pytest.approx((mean, mean - reach, mean + reach))
 
 
-def test_the_demo_is_compared_with_the_readme(tmp_path, command):
+def test_the_demo_is_compared_with_other_runs(tmp_path, command):
     last = {pattern: {"mAP": value} for pattern, value in (("1", 0.5), ("2", 0.61), ("3", 0.7))}
     (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}, {"epoch": 2, "patterns": last}]))
     code, said, _ = command(demo_figures.main, "--run", tmp_path)
-    shown = " / ".join(f"{value:.1f}" for value in json.loads(demo_figures.FIGURES.read_text())["runs"][0]["mAP"].values())
-    assert code == 0 and said.count("\n") == 1 and f"50.0 / 61.0 / 70.0 here, {shown} in the README" in said
+    assert code == 0 and said.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in said
+    assert all(limits in said for limits in re.findall(r"\S+ to \S+(?= \|)", pages.demo()))
 
 
 def test_the_layout_names_every_folder():

@@ -4,6 +4,8 @@ import json
 import platform
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -18,7 +20,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
-from demo_sdtps.training.record import commit, source_tree
+from demo_sdtps.training.record import SOURCES, commit, source_tree
 from demo_sdtps.training.reid import ReIDTrainer
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
@@ -106,7 +108,7 @@ def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp
                               capture_output=True, text=True, check=True).stdout
 
     assert source_tree(tmp_path) == (None, [])
-    for name in ("docs", "tests", "modeling"):
+    for name in ("docs", "tests", "reports", "modeling"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.py").write_text("width = 1")
     git("init", "-q")
@@ -115,7 +117,7 @@ def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp
     tree, changes = source_tree(tmp_path)
     blob = git("rev-parse", "HEAD:modeling/one.py").strip()
     assert tree == hashlib.sha1(f"100644 {blob} 0\tmodeling/one.py\n".encode()).hexdigest() and not changes
-    for name in ("docs/one.py", "tests/two.py", "README.md"):
+    for name in ("docs/one.py", "tests/two.py", "reports/one.py", "README.md"):
         (tmp_path / name).write_text("width = 2")
         assert source_tree(tmp_path) == (tree, [])
     (tmp_path / "modeling" / "one.py").write_text("width = 2")
@@ -131,3 +133,27 @@ def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
     assert code == 2 and stderr.splitlines()[-1].startswith(ONE_LINE)
     assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(ONE_LINE)
     assert record["seconds"] > 0
+
+
+IMPORTED = """
+import atexit, runpy, sys
+files = lambda: {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+atexit.register(lambda: print("\\n".join(files()), file=sys.stderr))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
+    """But for the package's own start, and for what prints and draws."""
+    listed = subprocess.run(["git", "ls-files", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
+    imported = set()
+    for script in (["train_net.py"], ["test_net.py", "TEST.WEIGHT", tmp_path / "last.pth"]):
+        made = subprocess.run([sys.executable, "-c", IMPORTED, script[0], *words, *script[1:]], cwd=ROOT, capture_output=True,
+                              text=True, check=True)
+        imported |= {Path(line).resolve() for line in made.stderr.splitlines() if line[:1] == "/" and line.endswith(".py")}
+    own = {path.relative_to(ROOT).as_posix() for path in imported if path.is_relative_to(ROOT) and ".venv" not in path.parts}
+    assert {"modeling/demo.py", "training/reid.py", "evaluation/metrics.py"} <= own
+    assert {name for name in own - {*listed.split()} if not name.startswith("reports/")} == {
+        f"demo_sdtps/{name}.py" for name in ("__init__", "lazy", "script")}

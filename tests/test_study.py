@@ -99,21 +99,11 @@ def test_intervals_like_the_slow_ones(count):
     first = {str(number): draw.gauss(50, 2) for number in range(count)}
     values = {name: value + draw.gauss(1, 1.5) for name, value in first.items()}
     differences = [values[name] - first[name] for name in first]
-    found = paired_difference(values | {"of one alone": 3.0}, first)
-    assert found.mean == pytest.approx(statistics.mean(differences))
+    mean, *limits = paired_difference(values | {"of one alone": 3.0}, first)
+    assert mean == pytest.approx(statistics.mean(differences))
     spread = max(differences) - min(differences)
-    assert found.bootstrap == tuple(pytest.approx(bound, abs=0.05 * spread) for bound in reference.bootstrap(differences))
-    assert found.student == tuple(pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences))
-    assert found == paired_difference(values, first)  # the resamples are the same each time
-
-
-def test_beyond_noise_means_both_intervals():
-    first = dict.fromkeys("abcde", 10.0)
-    assert paired_difference({"a": 13.0, "b": 13.2, "c": 12.8, "d": 13.1, "e": 12.9}, first).is_beyond_noise
-    assert not paired_difference({"a": 13.0, "b": 7.0, "c": 12.0, "d": 8.0, "e": 10.5}, first).is_beyond_noise
-    few = paired_difference({"a": 10.1, "b": 13.0, "c": 11.5}, first)
-    assert few.bootstrap[0] > 0 > few.student[0] and not few.is_beyond_noise
-    assert paired_difference({"a": 13.0}, first) is None
+    assert limits == [pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences)]
+    assert paired_difference({"0": 13.0}, first) is None
 
 
 def drawn(draw, name, seeds=("1", "2", "3")):

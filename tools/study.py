@@ -18,9 +18,9 @@ the variants whose names agree up to the first comma.
 
 A study can be stopped and started again: the result, --json, holds every variant that is finished, which is not made again,
 and --overwrite replaces the tables and plots of an earlier end. A run is identified by its configuration, its seed and the
-files of the checkout, without docs/, tests/ and Markdown, whose hash the result records; files that are in no commit, and a
-result of other files, are refused without --changed_tree. After a change of the data give another --runs and --json. Given a
-result in place of STUDY.yml, the tables and plots are made from it alone.
+sources that it is made with (training/record.py), whose hash the result records; changes of these that are in no commit, and
+a result of other sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
+Given a result in place of STUDY.yml, the tables and plots are made from it alone.
 """
 import sys
 from pathlib import Path

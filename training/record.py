@@ -29,8 +29,10 @@ from demo_sdtps.training.stop import Stopped
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 COMPARED = {"versions": ("python", *PACKAGES, "cuda"), "machine": ("name", "cpu", "threads")}
-SOURCES = (".", ":!docs", ":!tests", ":!*.md")
-"""The files of a checkout on which results depend, as pathspecs of git."""
+SOURCES = ("config", "configs", "datasets", "evaluation", "modeling", "runtime", "studies", "synthetic", "training",
+           "train_net.py", "test_net.py", *(f"tools/{name}.py" for name in ("convert_checkpoint", "make_synthetic",
+                                                                            "selection_quality")))
+"""The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
 FINISHED = "finished"
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
