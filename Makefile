@@ -7,7 +7,7 @@
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
-# make tables     the tables of README.md and docs/ from the JSON in docs/
+# make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository
 # make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)

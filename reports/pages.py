@@ -11,7 +11,7 @@ from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, as_rows, headline
-from demo_sdtps.reports.study import as_markdown, final_metric, interval, np, read_result
+from demo_sdtps.reports.study import as_markdown, draw_costs, draw_results, final_metric, interval, np, read_result
 from demo_sdtps.runtime.errors import nearest
 from demo_sdtps.runtime.files import read_json
 
@@ -128,6 +128,8 @@ def summary() -> str:
     return as_rows(("model", "mAP", "operations", "inference", "training"), rows)
 
 
+FIGURES = {"study_modules.png": ("modules", draw_results), "study_slimming.png": ("slimming", draw_costs)}
+"""Of docs/images: the study that each shows, and how."""
 TABLES: dict[str, Callable[[], str]] = {
     "keys": keys, "commands": commands, "hosts": hosts, "seeds": seeds, "demo": demo, "summary": summary,
     **{name: partial(benchmark, name) for name in ("performance", "slimming", "any_vit", "search", "seps", "models")},

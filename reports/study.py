@@ -2,10 +2,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from string import ascii_letters
 from typing import Any
 
-from matplotlib.lines import Line2D
 from scipy import stats
 
 from demo_sdtps.config import UserError
@@ -184,31 +182,25 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against operations, and times where they were measured, over those of the first variant.
 
-    A curve for the variants whose names agree up to the first comma; what their names say behind it is a letter beside the
-    point.
+    A curve for the variants whose names agree up to the first comma; what their names say behind it stands beside the point.
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
     figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 4.5, 5), sharey=True, squeeze=False,
                                 layout="constrained")
-    names_of = zip(*(variant["name"].partition(", ") for variant in result["variants"]), strict=True)
-    families, _, settings = map(dict.fromkeys, names_of)
-    letters = dict(zip(filter(None, settings), ascii_letters, strict=False))
+    families = list(dict.fromkeys(variant["name"].partition(", ")[0] for variant in result["variants"]))
     for axis, (what, name) in zip(axes[0], names.items(), strict=True):
         for family, points in _families(result, what).items():
             cost, mean, deviation, _ = zip(*points, strict=True)
             axis.errorbar(cost, mean, yerr=deviation, capsize=3, elinewidth=0.8, label=family,
-                          **kind(list(families).index(family)))
+                          **kind(families.index(family)))
         axis.set(xlabel=name, xlim=(0, 1.05 * axis.get_xlim()[1]))
     axes[0, 0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
-    handles, labels = axes[0, -1].get_legend_handles_labels()
-    axes[0, -1].legend([*handles, *(Line2D([], [], linestyle="") for _ in letters)],
-                       [*labels, *(f"{letter}: {setting}" for setting, letter in letters.items())],
-                       fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
                     f"{len(result['seeds'])} seeds)")
     for axis, what in zip(axes[0], names, strict=True):
-        named = [(*place, letters.get(setting, family)) for family, points in _families(result, what).items()
+        named = [(*place, setting or family) for family, points in _families(result, what).items()
                  for *place, _, setting in points]
         if named:
             name_points(axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8)
