@@ -78,8 +78,8 @@ def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknow
 
 
 def kind(place: int) -> dict[str, Any]:
-    """Colour and marker of one of many: a pair of its own for each of 72."""
-    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]}
+    """Colour and marker of one of many: a pair of its own for each of 84."""
+    return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def heated(image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None) -> np.ndarray:

@@ -200,8 +200,8 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
                     f"{len(result['seeds'])} seeds)")
     for axis, what in zip(axes[0], names, strict=True):
-        named = [(*place, setting or family) for family, points in _families(result, what).items()
-                 for *place, _, setting in points]
+        named = [(cost, mean, setting or family) for family, points in _families(result, what).items()
+                 for cost, mean, _, setting in points]
         if named:
             name_points(axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8)
     save(figure, path)

@@ -61,8 +61,8 @@ def test_colours_are_in_one_file():
 
 
 def test_each_of_many_has_a_kind_of_its_own():
-    kinds = [tuple(kind(place).values()) for place in range(72)]
-    assert len(set(kinds)) == 72 and all(one[0] != other[0] and one[1] != other[1] for one, other in pairwise(kinds))
+    kinds = [tuple(kind(place).values()) for place in range(84)]
+    assert len(set(kinds)) == 84 and all(one[0] != other[0] and one[1] != other[1] for one, other in pairwise(kinds))
 
 
 def test_a_heat_map_leaves_out_what_has_no_value():
