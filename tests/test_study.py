@@ -229,7 +229,8 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     path.write_text(json.dumps({"title": "", "tree": "1" * 40, "seeds": [1, 2], "patterns": [], "variants": done}))
     for tree in ("1" * 40, None):
         assert [*finished_variants(path, variants, [1, 2], tree)] == ["a"]
-    with pytest.raises(UserError, match=f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}, .*--changed_tree"):
+    said = f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}; .*--changed_tree"
+    with pytest.raises(UserError, match=said):
         finished_variants(path, variants, [1, 2], "2" * 40)
 
 
