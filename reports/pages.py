@@ -92,7 +92,7 @@ def demo() -> str:
     """The demo's figures, and the range in which others lie."""
     rows = [[PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
             for pattern, (mean, low, high) in demo_ranges().items()]
-    return as_rows(("return pattern", "mAP", "95 % of runs"), rows)
+    return as_rows(("return pattern", "mAP, mean", "95 % of further runs"), rows)
 
 
 def demo_ranges() -> dict[int, tuple[float, float, float]]:
