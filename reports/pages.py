@@ -3,6 +3,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from demo_sdtps.commands import COMMANDS
@@ -24,6 +25,17 @@ SUMMARY = (("slimming", "dense", "DeMo, dense"), ("modules", "DeMo + SDTPS", "De
            ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
            ("slimming", "EViT", "EViT's pruning in the same model"), ("slimming", "ToMe", "ToMe's merging in the same model"))
 """Rows of the README's table: study, variant, and what it is called there."""
+
+REFERENCE = {
+    "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",
+                   "make_model", "get_cfg", "load_cfg"),
+    "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
+                "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
+                "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
+                "evaluation.analysis", "training.optim.make_scheduler"),
+    "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
+}
+"""Names in demo_sdtps whose docstrings docs/api.md introduces and a page of the site's reference shows."""
 
 
 def pages() -> list[Path]:
@@ -56,6 +68,13 @@ def keys() -> str:
     unused = {name for names in UNUSED_KEYS.values() for name in names}
     return as_rows(("key", "default", "meaning"), [(f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
                                                    for key in KEYS if key.name not in unused])
+
+
+def interface() -> str:
+    """The names of REFERENCE and what their docstrings begin with."""
+    found = {name: (resolve_name(f"demo_sdtps.{name}").__doc__ or "") for names in REFERENCE.values() for name in names}
+    return as_rows(("`demo_sdtps.…`", "meaning"), [(f"`{name}`", " ".join(text.split("\n\n")[0].split()))
+                                                  for name, text in found.items()])
 
 
 def commands() -> str:
@@ -131,7 +150,7 @@ def summary() -> str:
 FIGURES = {"study_modules.png": ("modules", draw_results), "study_slimming.png": ("slimming", draw_costs)}
 """Of docs/images: the study that each shows, and how."""
 TABLES: dict[str, Callable[[], str]] = {
-    "keys": keys, "commands": commands, "hosts": hosts, "seeds": seeds, "demo": demo, "summary": summary,
+    **{made.__name__: made for made in (interface, keys, commands, hosts, seeds, demo, summary)},
     **{name: partial(benchmark, name) for name in ("performance", "slimming", "any_vit", "search", "seps", "models")},
     **{f"study {path.stem}": partial(study, path.stem) for path in sorted((DOCS / "results").glob("*.json"))}}
 """By the names in the markers."""

@@ -9,7 +9,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.scores import score_entry
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
@@ -45,7 +44,8 @@ class Point(NamedTuple):
 
 def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     """Evaluate the dense model and every setting, print a row of each and write the files. Raises `UserError`."""
-    check(cfg, arguments.scores)
+    if cfg.TEST.MISS == "all":
+        raise UserError("TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'.")
     off: dict[str, object] = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}
     dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -78,15 +78,6 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
         draw(points, caption, cfg, arguments.output)
     for path in filter(None, (arguments.json, arguments.output)):
         print_lines(path)
-
-
-def check(cfg: CfgNode, scores: Sequence[str]) -> None:
-    """Raise `UserError` for an unknown score, one that reads masks here, and several cases of missing modalities."""
-    for name in scores:
-        if score_entry(name, "--scores").masks == "always":
-            raise UserError(f"--scores has {name!r}, which reads the images' own masks in evaluation; leave it out.")
-    if cfg.TEST.MISS == "all":
-        raise UserError("TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'.")
 
 
 def settings(depth: int, blocks: Sequence[list[int]] | None,

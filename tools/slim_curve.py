@@ -10,7 +10,7 @@ import argparse
 
 from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parse, run
 
-DEFAULT_SCORES = ("saliency", "distinctness", "random")
+DEFAULT_SCORES = ("saliency", "distinctness")
 
 
 def main() -> None:

@@ -8,19 +8,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from demo_sdtps.reports.pages import REFERENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file that they are made from."""
-REFERENCE = {
-    "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",
-                   "make_model", "get_cfg", "load_cfg"),
-    "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
-                "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
-                "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
-                "training.optim.make_scheduler"),
-    "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
-}
-"""Names in demo_sdtps whose docstrings a page of the API reference shows; docs/api.md introduces them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
