@@ -72,9 +72,9 @@ def keys() -> str:
 
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
-    found = {name: (resolve_name(f"demo_sdtps.{name}").__doc__ or "") for names in REFERENCE.values() for name in names}
-    return as_rows(("`demo_sdtps.…`", "meaning"), [(f"`{name}`", " ".join(text.split("\n\n")[0].split()))
-                                                  for name, text in found.items()])
+    found = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
+    return as_rows(("name", "meaning"), [(f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
+                                         for name in found])
 
 
 def commands() -> str:
