@@ -7,7 +7,7 @@
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
-# make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/
+# make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository
 # make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
@@ -53,6 +53,7 @@ demo-seps: setup
 	$(PY) test_seps.py --weight runs/demo-seps/last.pth
 
 study: setup
+	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
 	$(PY) tools/make_synthetic.py --root data/fresh --seed 2026 --overwrite
 	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite

@@ -172,7 +172,7 @@ def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks, s
         model(images).sum().backward()
 
 
-# Precision, chance, compiler, processes
+# Precision, compiler, processes
 
 
 @pytest.mark.parametrize("name", ["timm", "timm, rotary", "open_clip", "DINOv2, registers"])

@@ -1,4 +1,4 @@
-"""Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, controls, position maps."""
+"""Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, position maps."""
 from itertools import count
 
 import pytest
