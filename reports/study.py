@@ -186,7 +186,7 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
-    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 4.5, 5), sharey=True, squeeze=False,
+    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 2, 5), sharey=True, squeeze=False,
                                 layout="constrained")
     families = list(dict.fromkeys(variant["name"].partition(", ")[0] for variant in result["variants"]))
     for axis, (what, name) in zip(axes[0], names.items(), strict=True):

@@ -12,7 +12,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.reports import pages
 from demo_sdtps.reports.pages import with_tables
-from demo_sdtps.reports.study import interval
+from demo_sdtps.reports.study import interval, read_result
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.tools import demo_figures, tables
 
@@ -118,7 +118,14 @@ def test_the_demo_is_compared_with_other_runs(tmp_path, command):
     (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}, {"epoch": 2, "patterns": last}]))
     code, said, _ = command(demo_figures.main, "--run", tmp_path)
     assert code == 0 and said.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in said
-    assert all(limits in said for limits in re.findall(r"\S+ to \S+(?= \|)", pages.demo()))
+    ranges = re.findall(r"\S+ to \S+(?= \|)", pages.demo())
+    assert len(ranges) == 3 and " / ".join(ranges) in said
+
+
+def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
+    for name, (study, draw) in pages.FIGURES.items():
+        draw(read_result(pages.DOCS / "results" / f"{study}.json"), tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000 and f"images/{name})" in text(ROOT / "docs" / "results.md")
 
 
 def test_the_layout_names_every_folder():

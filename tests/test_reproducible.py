@@ -149,7 +149,8 @@ def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
     listed = subprocess.run(["git", "ls-files", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
     imported = set()
-    for script in (["train_net.py"], ["test_net.py", "TEST.WEIGHT", tmp_path / "last.pth"]):
+    weight = ["TEST.WEIGHT", tmp_path / "last.pth"]
+    for script in (["train_net.py"], ["test_net.py", *weight], ["tools/selection_quality.py", *weight]):
         made = subprocess.run([sys.executable, "-c", IMPORTED, script[0], *words, *script[1:]], cwd=ROOT, capture_output=True,
                               text=True, check=True)
         imported |= {Path(line).resolve() for line in made.stderr.splitlines() if line[:1] == "/" and line.endswith(".py")}

@@ -106,6 +106,18 @@ def test_intervals_like_the_slow_ones(count):
     assert paired_difference({"0": 13.0}, first) is None
 
 
+@pytest.mark.parametrize("values, is_bold", [((13.0, 13.2, 12.8, 13.1, 12.9), True), ((13.0, 7.0, 12.0, 8.0, 10.5), False),
+                                             ((10.1, 13.0, 11.5), False), ((7.0, 6.8, 7.2), True)])
+def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
+    def variant(name, maps):
+        records = {str(seed): [{"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}] for seed, value in enumerate(maps)}
+        return {"name": name, "failed": {}, "missing": {}, "selection": {}, "records": records}
+
+    found = table({"patterns": [3], "variants": [variant("dense", [10.0] * len(values)), variant("slim", values)]})
+    low, high = reference.student([value - 10 for value in values])
+    assert ("**" in found) == is_bold == (low > 0 or high < 0)
+
+
 def drawn(draw, name, seeds=("1", "2", "3")):
     """A variant with random measurements; some of its dense kind have none of the selection."""
     sets, cases = ("R", "N", "T", "RN", "RT", "NT", "RNT"), ("nothing", "r", "n", "t", "rn", "rt", "nt")
