@@ -45,7 +45,7 @@ demo: setup
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) tools/report.py --overwrite --run runs/demo
 	$(PY) tools/report.py --overwrite --run runs/demo --html runs/demo/report.html
-	$(PY) tools/demo_figures.py --run runs/demo
+	$(PY) -m tools.demo_figures --run runs/demo
 
 demo-seps: setup
 	$(PY) tools/make_synthetic_captions.py --root data --overwrite
@@ -59,14 +59,14 @@ study: setup
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
 	$(PY) train_net.py $(PRETRAIN) RESUME auto
 	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
-	code=0; for study in studies/*.yml; do $(PY) tools/study.py --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
+	code=0; for study in studies/*.yml; do $(PY) -m tools.study --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 tables: setup
-	$(PY) tools/tables.py
+	$(PY) -m tools.tables
 
 bench: setup
-	$(PY) benchmarks/run.py --overwrite --json runs/benchmark.json
+	$(PY) -m benchmarks.run --overwrite --json runs/benchmark.json
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
@@ -77,7 +77,7 @@ gpu-check:
 	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
 	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
 	$(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/test_gpu.py $$(grep -l load_case tests/test_*.py)
-	$(GPU_PY) benchmarks/run.py --device cuda model evaluation ranking reranking --overwrite --json runs/gpu_check.json
+	$(GPU_PY) -m benchmarks.run --device cuda model evaluation ranking reranking --overwrite --json runs/gpu_check.json
 
 test: setup
 	$(TEST) -m "not slow"
@@ -96,4 +96,4 @@ test-all: setup
 
 lint: setup
 	$(PY) -m ruff check .
-	$(PY) -m mypy demo_sdtps train_net.py tools
+	$(PY) -m mypy demo_sdtps tools studies

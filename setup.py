@@ -1,4 +1,4 @@
-"""Package metadata. Installing makes demo_sdtps importable from anywhere, and the scripts one command, demo-sdtps."""
+"""Package metadata. Installing makes demo_sdtps importable, with the command demo-sdtps and the published configurations."""
 import re
 from pathlib import Path
 
@@ -7,17 +7,17 @@ from setuptools import find_packages, setup
 PACKAGE = Path(__file__).resolve().parent / "demo_sdtps" / "__init__.py"
 
 SEPS = ["transformers>=4.48"]
-"""The text tower of train_seps.py."""
+"""The text tower of SEPS."""
 ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
-"""tools/export_onnx.py."""
+"""demo-sdtps export onnx."""
 SEARCH = ["faiss-cpu>=1.8", "jinja2>=3.1"]
-"""tools/search.py."""
+"""demo-sdtps search."""
 APP = [*SEARCH, "gradio>=6"]
-"""tools/app.py. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
+"""demo-sdtps app. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
-"""tools/report.py --html, tools/analyse.py and tools/draw_embedding.py."""
+"""demo-sdtps report --html, analyse and draw embedding."""
 UMAP = ["umap-learn>=0.5.6"]
-"""tools/draw_embedding.py --method umap."""
+"""demo-sdtps draw embedding --method umap."""
 WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
@@ -32,8 +32,9 @@ setup(
     description="Multi-modal re-identification: DeMo with sparse and dense token-aware patch selection (SDTPS)",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["demo_sdtps", "demo_sdtps.*"]),
-    package_data={"demo_sdtps": ["py.typed", "configs/*/*.yml", "reports/templates/*", "retrieval/*.md"]},
+    packages=[*find_packages(include=["demo_sdtps", "demo_sdtps.*"]), "demo_sdtps.configs"],
+    package_dir={"demo_sdtps.configs": "configs"},
+    package_data={"demo_sdtps": ["py.typed", "reports/templates/*", "retrieval/*.md"], "demo_sdtps.configs": ["*/*.yml"]},
     entry_points={"console_scripts": ["demo-sdtps = demo_sdtps.commands:main"]},
     install_requires=[
         "torch>=2.6",

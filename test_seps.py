@@ -1,35 +1,6 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    import demo_sdtps.script  # noqa: F401
-
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parsed_in_group, print_lines, run
-from demo_sdtps.runtime.files import write_json
-from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
-
-
-def main() -> None:
-    parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
-                           "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
-                           "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
-                           SEPS_SCHEMA, WEIGHT._replace(example=EXAMPLE))
-    add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
-    with parsed_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.evaluation.tables import percent_table
-        from demo_sdtps.runtime.distributed import is_main
-        from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, retrieval_caption
-
-        model, data = load_seps_and_data(cfg, several=True)
-        found, caption = {cfg.TEST.SPLIT: evaluate_retrieval(model, data)}, retrieval_caption(cfg, data)
-        if not is_main():
-            return
-        if arguments.json:
-            write_json(arguments.json, {"caption": caption, **found})
-        print_lines(caption, *percent_table(found).splitlines())
-
+from demo_sdtps.commands.test_seps import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

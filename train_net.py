@@ -1,27 +1,6 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    import demo_sdtps.script  # noqa: F401
-
-from demo_sdtps.config.cli import parsed_in_group, run, training_parser
-
-
-def main() -> None:
-    parser = training_parser("Train a model and evaluate it as it learns.",
-                             "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
-    with parsed_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.modeling.demo import missing_modalities
-        from demo_sdtps.runtime.distributed import check_launch
-        from demo_sdtps.training.command import train
-        from demo_sdtps.training.reid import make_reid_trainer
-
-        check_launch(cfg)
-        missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-        train(cfg, arguments.overwrite, make_reid_trainer)
-
+from demo_sdtps.commands.train import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

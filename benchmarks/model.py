@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.plain import demo as plain
-from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.benchmarks.plain.fusion import Fusion  # which the tests compare with
-from demo_sdtps.benchmarks.rows import check_equal, peak_memory, speed_row
+from benchmarks.plain import demo as plain
+from benchmarks.plain import demo_ranking
+from benchmarks.plain.fusion import Fusion  # which the tests compare with
+from benchmarks.rows import check_equal, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -23,8 +23,8 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.tokens import ByModality
-from demo_sdtps.modeling.weights import from_demo
+from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians

@@ -4,8 +4,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.benchmarks.plain import demo_ranking
-from demo_sdtps.benchmarks.rows import check_equal, speed_row
+from benchmarks.plain import demo_ranking
+from benchmarks.rows import check_equal, speed_row
 from demo_sdtps.evaluation.metrics import evaluate_distances, squared_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports.rows import Row

@@ -1,10 +1,4 @@
 """Speed and memory relative to the plain formulation, as a table: python benchmarks/run.py [model ranking …] [--quick]"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
 
 import argparse
 import logging
@@ -48,7 +42,7 @@ def main() -> None:
 
     import torch
 
-    from demo_sdtps.benchmarks.rows import about
+    from benchmarks.rows import about
     from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
 
@@ -58,7 +52,7 @@ def main() -> None:
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the parts' configurations choose a GPU where they see one
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
-    rows = {part: resolve_name(f"demo_sdtps.benchmarks.{PARTS[part][1]}") for part in parts}
+    rows = {part: resolve_name(f"benchmarks.{PARTS[part][1]}") for part in parts}
     found = {part: list(rows[part](arguments.quick, device)) for part in progress(parts, "measuring", unit="part")}
     record = about(device, arguments.quick) | {"parts": {part: [row._asdict() for row in own] for part, own in found.items()}}
     if arguments.json:

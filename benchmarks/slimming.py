@@ -8,15 +8,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from yacs.config import CfgNode
 
-from demo_sdtps.benchmarks.model import BATCH, FEW, configuration, name_of, precisions
-from demo_sdtps.benchmarks.rows import speed_row
+from benchmarks.model import BATCH, FEW, configuration, name_of, precisions
+from benchmarks.rows import speed_row
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.slimming import Slimming, make_slimming
-from demo_sdtps.modeling.tokens import ByModality
+from demo_sdtps.modeling.slimming.stage import Slimming, make_slimming
+from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer

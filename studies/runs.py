@@ -27,7 +27,7 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.study import as_markdown, draw_costs, draw_results, read_result
+from studies.report import as_markdown, draw_costs, draw_results, read_result
 from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
@@ -233,12 +233,13 @@ def run_steps(variant: Variant, seed: int, study: dict[str, Any], threads: str, 
     folder, reason = variant.run_folder(seed), ""
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # of studies.baselines
     for words, output in steps(variant, seed, study):
         if is_done(output):
             continue
         with open(log, "a", encoding="utf-8") as file:
             process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
-                                       env=os.environ | {"OMP_NUM_THREADS": threads})
+                                       env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path})
             started.append(process)
             process.wait()
         if not is_done(output):

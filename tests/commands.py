@@ -11,7 +11,7 @@ from numeric import seeded, tolerance
 from tiny import MODEL
 
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import save_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"

@@ -88,7 +88,7 @@ def golden_device(request):
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR of 6 + 4 synthetic identities, 8 triplets each, 32×16 pixels; not to be changed by tests."""
-    from demo_sdtps.tools import make_synthetic
+    from demo_sdtps.commands import make_synthetic
 
     root = tmp_path_factory.mktemp("data")
     make_synthetic.main(["--root", str(root), "--identities", "6", "--test_identities", "4", "--images_per_camera", "2",
@@ -110,7 +110,7 @@ def shapes_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
     from seps_tiny import CAPTIONS, SIZES
 
-    from demo_sdtps.tools import make_synthetic_captions
+    from demo_sdtps.commands import make_synthetic_captions
 
     root = tmp_path_factory.mktemp("shapes")
     make_synthetic_captions.main(["--root", str(root), "--images", str(SIZES["train"]), "--dev_images", str(SIZES["dev"]),

@@ -20,7 +20,7 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.modeling.slim import slimming_of
+from demo_sdtps.modeling.slimming.slim import slimming_of
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.training.timing import in_turns
 

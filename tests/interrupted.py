@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from commands import SMALL
 
-from demo_sdtps import train_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.config.cli import run
 
 RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",

@@ -3,7 +3,7 @@ import torch
 from numeric import generator
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores.base import Score
+from demo_sdtps.modeling.slimming.scores.base import Score
 
 
 class Noise(Score):

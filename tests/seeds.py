@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from demo_sdtps.reports.pages import seeds
+from tools.pages import seeds
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.record import commit
 

@@ -7,7 +7,7 @@ from commands import ROOT
 from numeric import seeded, tolerance
 from tiny import ENCODER, WIDTH
 
-from demo_sdtps import train_seps
+from demo_sdtps.commands import train_seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import run
 from demo_sdtps.seps.schema import SEPS_SCHEMA

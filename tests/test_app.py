@@ -15,7 +15,7 @@ from browser import Page, headless
 from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.tools import app, search
+from demo_sdtps.commands import app, search
 
 PROGRAM = """
 import socket, sys

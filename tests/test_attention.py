@@ -25,7 +25,7 @@ MODELS = {
     "slimming": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]"),
     "slimming the input, each modality apart": (*SLIM, "MODEL.SLIM_BLOCKS", "[0, 2]", "MODEL.SLIM_SHARED", "False"),
     "slimming without extra tokens": (*SLIM, "MODEL.SLIM_BLOCKS", "[2, 5]", "MODEL.SLIM_MERGE", "False"),
-    "merging": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:ToMe",
+    "merging": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_SCORE", "studies.baselines:ToMe",
                 "MODEL.SLIM_SHARED", "False"),
 }
 GRID = (8, 4)

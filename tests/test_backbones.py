@@ -14,7 +14,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.pretrained import load_pretrained, resize_position
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_position
 from demo_sdtps.training.optim import make_optimizer
 
 DINOV2, REGISTERS = "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"

@@ -8,7 +8,7 @@ from commands import ONE_LINE
 from interrupted import EVERY_STEP, cli_args_for
 from seps_tiny import cli_args_for as seps_cli_args_for
 
-from demo_sdtps import train_net, train_seps
+from demo_sdtps.commands import train as train_net, train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.seps.training import SEPSTrainer
 from demo_sdtps.training.monitor import LAG, LossMonitor

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from demo_sdtps.benchmarks import run as benchmark
-from demo_sdtps.benchmarks.slimming import pairs
+from benchmarks import run as benchmark
+from benchmarks.slimming import pairs
 from demo_sdtps.reports.rows import Row, as_report
 
 

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 from commands import ONE_LINE, ROOT, SCRIPTS, cli_args_for
 
-from demo_sdtps import train_net
-from demo_sdtps.tools import convert_checkpoint, profile_flops, search
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.commands import convert_checkpoint, profile_flops, search
 
 EVERY = sorted(path.relative_to(ROOT).as_posix() for folder in (".", "tools", "benchmarks")
                for path in (ROOT / folder).glob("*.py") if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))

@@ -12,9 +12,9 @@ import seps_tiny
 import torch
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, cli_args_for, contents, weights_file
 
-from demo_sdtps import test_net, train_net, train_seps
+from demo_sdtps.commands import test as test_net, train as train_net, train_seps
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.tools import draw_curves, export_features, report
+from demo_sdtps.commands import draw_curves, export_features, report
 
 PROGRESS = ("reading images", "verifying images", "extracting features")
 """Titles of progress bars, which may remain in stderr."""

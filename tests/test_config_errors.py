@@ -3,7 +3,7 @@ import pytest
 from commands import CONFIG, ONE_LINE
 from config_files import error, write
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 

@@ -8,9 +8,9 @@ from numeric import seeded
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.pretrained import load_pretrained
-from demo_sdtps.modeling.weights import to_demo
-from demo_sdtps.tools import convert_checkpoint, export_features
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
+from demo_sdtps.modeling.checkpoints.names import to_demo
+from demo_sdtps.commands import convert_checkpoint, export_features
 
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 

@@ -12,7 +12,7 @@ from reference import cross_modal as plain
 from reference import ranking
 from tiny import MODEL, random_images, tiny_model
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.command import load_model_and_data

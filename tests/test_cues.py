@@ -9,8 +9,8 @@ from reference import sdtps as reference
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Context
 
 WIDTH, GRID = 24, (5, 2)
 GUIDED = (WIDTH, WIDTH, 4, WIDTH, WIDTH // 4)

@@ -8,8 +8,8 @@ from commands import BACKBONE_WIDTH, COLUMNS, cli_args_for, near, printed, recor
 from layouts import WRITERS
 from reference import ranking
 
-from demo_sdtps import test_net, train_net
-from demo_sdtps.tools import export_features
+from demo_sdtps.commands import test as test_net, train as train_net
+from demo_sdtps.commands import export_features
 
 SPLITS = ("query", "gallery")
 MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}

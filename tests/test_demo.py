@@ -26,10 +26,10 @@ from tiny import (
     tiny_model,
 )
 
-from demo_sdtps.benchmarks.plain.fusion import Fusion
+from benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.weights import to_demo
+from demo_sdtps.modeling.checkpoints.names import to_demo
 
 B, C = 16, WIDTH
 KEPT_TOKENS = 6 + 1

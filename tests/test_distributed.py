@@ -155,7 +155,7 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
 
 
 def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypatch):
-    from demo_sdtps import train_net
+    from demo_sdtps.commands import train as train_net
 
     code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
     assert code == 2 and "torchrun --nproc_per_node" in stderr and not (tmp_path / "run").exists()
@@ -182,7 +182,7 @@ def weights(tiny_root, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_two_processes_evaluate_like_one(command, weights, tmp_path):
-    from demo_sdtps import test_net
+    from demo_sdtps.commands import test as test_net
 
     words = ("--weight", weights, "TEST.MISS", "all", "--json")
     code, _, stderr = command(test_net.main, *words, tmp_path / "1.json")
@@ -196,7 +196,7 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp_path):
-    from demo_sdtps import test_net
+    from demo_sdtps.commands import test as test_net
 
     words = ("--weight", weights, "--cross_modal", "--json")
     assert command(test_net.main, *words, tmp_path / "1.json")[0] == 0
@@ -209,7 +209,7 @@ def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp
 @pytest.mark.slow
 @pytest.mark.soak
 def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
-    from demo_sdtps.tools import search
+    from demo_sdtps.commands import search
 
     gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
     words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]

@@ -10,11 +10,11 @@ from scipy import stats
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.schema import KEYS
-from demo_sdtps.reports import pages
-from demo_sdtps.reports.pages import with_tables
-from demo_sdtps.reports.study import interval, read_result
+from tools import pages
+from tools.pages import with_tables
+from studies.report import interval, read_result
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from demo_sdtps.tools import demo_figures, tables
+from tools import demo_figures, tables
 
 README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,17 +15,17 @@ from tiny import MODEL, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.retrieval import onnx_export
-from demo_sdtps.tools import export_onnx
+from demo_sdtps.commands import export_onnx
 
 SLIM = ("MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_KEEP", "[0.5, 0.5]",
         "INPUT.JOINT_AUGMENTATION", True)
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {"SDTPS": (), "saliency": (*SLIM, *FUSION, "MODEL.SLIM_SCORE", "saliency"),
           "supervised": (*SLIM, "MODEL.SLIM_SCORE", "supervised"),
-          "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:ToMe", "MODEL.SLIM_SHARED", False)}
+          "ToMe": (*SLIM, "MODEL.SLIM_SCORE", "studies.baselines:ToMe", "MODEL.SLIM_SHARED", False)}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tiny import MODEL
 import demo_sdtps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.retrieval import extractor
-from demo_sdtps.tools import export_features
+from demo_sdtps.commands import export_features
 
 
 @pytest.fixture(scope="module")

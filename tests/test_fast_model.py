@@ -28,12 +28,12 @@ from tiny import (
 )
 
 import demo_sdtps.modeling.backbones.base as backbone_module
-from demo_sdtps.benchmarks.plain import demo as plain
+from benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.weights import from_demo, to_demo
+from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 

@@ -8,11 +8,11 @@ import torch
 from commands import ROOT
 from numeric import numpy_generator
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports import palette
 from demo_sdtps.reports.figures import GREY, OPACITY, apart, heated, kind, name_points, plt, save, spread
-from demo_sdtps.tools import analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve
+from demo_sdtps.commands import analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
 VISION = {"all cones": np.eye(3),

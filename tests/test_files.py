@@ -12,9 +12,9 @@ import pytest
 import torch
 from commands import CONFIG, ONE_LINE, ROOT, contents
 
-from demo_sdtps import train_net, train_seps
+from demo_sdtps.commands import train as train_net, train_seps
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.checkpoint import save_whole
+from demo_sdtps.modeling.checkpoints.loading import save_whole
 from demo_sdtps.runtime.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
 
 

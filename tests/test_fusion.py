@@ -7,10 +7,10 @@ import torch
 from golden_cases import load_case, relative_error, weight
 from numeric import assert_close, generator, seeded
 
-from demo_sdtps.benchmarks.plain.fusion import MODALITIES_OF, Fusion
+from benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
-from demo_sdtps.modeling.weights import from_demo
+from demo_sdtps.modeling.checkpoints.names import from_demo
 
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
 # width, HEAD (None: HDM alone), patches per modality, batch

@@ -5,9 +5,9 @@ from golden_cases import load_case, relative_error, seeded_input
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.pretrained import resize_position
+from demo_sdtps.modeling.checkpoints.pretrained import resize_position
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.modeling.weights import from_demo, to_demo
+from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 
 INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [f"{modality}_global" for modality in MODALITIES]
 OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]

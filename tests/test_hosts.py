@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny import ROOT
 
-from demo_sdtps.benchmarks.rows import about
+from benchmarks.rows import about
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.files import write_json
 

@@ -7,9 +7,9 @@ from commands import CONFIG, ONE_LINE, ROOT, cli_args_for
 from weight_files import hub_cache
 
 import demo_sdtps
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.tools import profile_flops
+from demo_sdtps.commands import profile_flops
 
 HUB = ("MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16, 16]", "INPUT.SIZE_TRAIN", "[64, 64]", "INPUT.SIZE_TEST", "[64, 64]",
        "MODEL.PRETRAIN_PATH_T", "hub")

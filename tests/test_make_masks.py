@@ -14,9 +14,9 @@ from triplets import config
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.masks import decode_mask, mask_path
-from demo_sdtps.modeling import segmenters
-from demo_sdtps.modeling.segmenters import largest_instance, make_segmenter
-from demo_sdtps.tools import make_masks
+from demo_sdtps.commands import segmenters
+from demo_sdtps.commands.segmenters import largest_instance, make_segmenter
+from demo_sdtps.commands import make_masks
 
 FUNCTIONS = """
 import torch

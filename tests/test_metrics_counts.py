@@ -8,7 +8,7 @@ from numeric import generator, numpy_generator
 from reference import ranking
 from test_metrics import assert_same, random_case
 
-from demo_sdtps.benchmarks.plain import demo_ranking
+from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances
 

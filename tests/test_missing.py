@@ -9,7 +9,7 @@ from reference import sdtps as reference
 from test_demo import expected_patterns
 from tiny import CAMERAS, MODEL, clear, exact, pairs, random_images, tiny_model
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.evaluation.extraction import extract_features

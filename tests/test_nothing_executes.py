@@ -13,8 +13,8 @@ from commands import ONE_LINE, cli_args_for, contents
 from test_seps_towers import save_bert
 from torch import nn
 
-from demo_sdtps import test_net, train_net
-from demo_sdtps.tools import convert_checkpoint
+from demo_sdtps.commands import test as test_net, train as train_net
+from demo_sdtps.commands import convert_checkpoint
 
 NAME = "executed"
 

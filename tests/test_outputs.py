@@ -4,10 +4,10 @@ import seps_tiny
 import yaml
 from commands import CONFIG, ONE_LINE, cases_of, cli_args_for, contents, weights_file
 
-from demo_sdtps import test_net
-from demo_sdtps.benchmarks import run as benchmark
+from demo_sdtps.commands import test as test_net
+from benchmarks import run as benchmark
 from demo_sdtps.config import load_cfg
-from demo_sdtps.tools import (
+from demo_sdtps.commands import (
     analyse,
     convert_checkpoint,
     draw_attention,

@@ -11,13 +11,13 @@ from layouts import pixels, save
 from numeric import assert_close, seeded
 from tiny import ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
-from demo_sdtps.tools import search
+from demo_sdtps.commands import search
 
 SIZE = (16, 32)
 MARKET = ("DATASETS.FOLDERS", "[train=bounding_box_train, gallery=bounding_box_test, RGB=.]", "DATASETS.PATTERN",

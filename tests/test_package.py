@@ -18,8 +18,8 @@ from PIL import Image
 import demo_sdtps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import save_checkpoint
-from demo_sdtps.modeling.scores.base import Score
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
+from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.training.record import commit
 
 ROOMS = ("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps", "reports",
@@ -102,7 +102,7 @@ def test_a_checkout_without_links_is_found_too(tmp_path):
     program = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom demo_sdtps import get_cfg, make_model, train_net\n"
                "print(get_cfg().MODEL.NAME, make_model.__module__, train_net.main.__module__)")
     done = python("-c", program, tmp_path, cwd=ROOT.parent)
-    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo", "demo_sdtps.train_net"], done.stderr
+    assert done.stdout.split() == ["DeMo", "demo_sdtps.modeling.demo", "demo_sdtps.commands.train"], done.stderr
 
 
 def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
         content.extractall(tmp_path / "site")
     assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
     words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml")
-    done = python("-m", "demo_sdtps.train_net", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    done = python("-m", "demo_sdtps.commands.train", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
     assert content["epoch"] == 1

@@ -1,4 +1,4 @@
-"""The peers of studies/peers.py against slow versions of them, alone and in the model."""
+"""The peers of studies/baselines.py against slow versions of them, alone and in the model."""
 from dataclasses import replace
 from itertools import count as numbers
 
@@ -10,16 +10,16 @@ from reference import slim_scores as reference
 from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import Context
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.sdtps import select, take
-from demo_sdtps.modeling.tokens import Tokens
-from demo_sdtps.studies.peers import haar_energy
+from demo_sdtps.modeling.slimming.tokens import Tokens
+from studies.baselines import haar_energy
 
 WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
 SUMS = (HEADS, PATCHES, PATCHES, 3)
 """Lengths of the sums in means of patches: attention, weights, patches, products of the weights."""
-PLACE = "demo_sdtps.studies.peers:"
+PLACE = "studies.baselines:"
 PEERS = ("EViT", "ToMe", "Editor")
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 LEFT = (32, 24, 12)
@@ -240,7 +240,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
 
     Pixels are small whole numbers and attention weights multiples of 2^-16, so that their sums are exact.
     """
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:Editor", "MODEL.STRIDE_SIZE", "[6,5]").eval()
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "studies.baselines:Editor", "MODEL.STRIDE_SIZE", "[6,5]").eval()
     contexts = []
 
     def exact(context):

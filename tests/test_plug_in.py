@@ -8,10 +8,10 @@ from plug_in_host import PATH, SDTPS_PATH
 from tiny import CAMERAS, CLASSES, tiny_cfg
 
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.modeling.weights import to_demo
+from demo_sdtps.modeling.checkpoints.names import to_demo
 
 ROUNDINGS = 100 * [1]
 """On the way to a feature in mixed precision, after each operation of six blocks and the rest; its sums are in float32."""

@@ -19,7 +19,7 @@ import demo_sdtps
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.errors import UserError
 
-EVIT = "demo_sdtps.studies.peers:EViT"
+EVIT = "studies.baselines:EViT"
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]
 SUMS = (*sums_of_a_backbone(WIDTH, 2, PATCHES, DEPTH, PATCH), PATCHES, PATCHES, 9 * WIDTH, PATCHES)
 """Lengths of the sums (numeric.py) from images to features: the tower, merges by two stages, a convolution, its mean."""
@@ -242,7 +242,7 @@ REFUSED = {
                "which reads foreground masks, but the loader of STMI has none")],
     "a loss": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "self_supervised"},
                 "which learns by a loss, but the training of STMI adds none")],
-    "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "demo_sdtps.studies.peers:ToMe"},
+    "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "studies.baselines:ToMe"},
                 "whose merged tokens weigh more")],
     "blocks": [("UGG", {"SLIM_BLOCKS": [4], "SLIM_KEEP": [0.5]}, "has 4 blocks")],
 }

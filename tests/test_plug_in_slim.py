@@ -14,7 +14,7 @@ import demo_sdtps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import clip
-from demo_sdtps.modeling.checkpoint import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 
 SIZE, CAMERAS = [128, 64], 4
@@ -85,8 +85,8 @@ def features(model, given=None):
 
 
 @pytest.mark.parametrize("opts", [
-    [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_MERGE", False], [*CLIP, *OWN, "demo_sdtps.studies.peers:EViT"],
-    [*IMAGENET, *OWN, "demo_sdtps.studies.peers:EViT", "MODEL.GLOBAL_LOCAL", False], [*IMAGENET, *OWN, "distinctness"],
+    [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_MERGE", False], [*CLIP, *OWN, "studies.baselines:EViT"],
+    [*IMAGENET, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False], [*IMAGENET, *OWN, "distinctness"],
     [*IMAGENET, "TEST.MISS", "rt", *FUSED]], ids=lambda opts: " ".join(map(str, opts[1:])))
 def test_features_are_those_of_our_model(build, ours, opts):
     opts = [*STAGES, *opts]

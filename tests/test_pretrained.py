@@ -9,7 +9,7 @@ from torch import nn
 from weight_files import message, save_torch, save_torch_before_zip
 
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.pretrained import load_pretrained, resize_position
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained, resize_position
 
 
 def tiny_backbone(*opts):

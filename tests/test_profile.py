@@ -4,12 +4,12 @@ import torch
 from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
-from demo_sdtps.benchmarks.plain.fusion import Fusion
+from benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation import operations
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM
-from demo_sdtps.tools import profile_flops
+from demo_sdtps.commands import profile_flops
 
 PLAIN = "plain formulation: "
 

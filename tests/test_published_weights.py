@@ -11,7 +11,7 @@ from weight_files import hub_cache, random_tensors, save_archive, save_safetenso
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.pretrained import HUB_TAGS, load_pretrained, resize_position
+from demo_sdtps.modeling.checkpoints.pretrained import HUB_TAGS, load_pretrained, resize_position
 
 
 def openai_weights(seed):

@@ -14,7 +14,7 @@ from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports import ranks
 from demo_sdtps.reports.figures import label
-from demo_sdtps.tools import draw_ranks
+from demo_sdtps.commands import draw_ranks
 
 
 @pytest.fixture

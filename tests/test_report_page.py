@@ -19,9 +19,9 @@ from demo_sdtps.evaluation.cross_modal import sets_of
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import save_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.reports.tokens import patch_grids
-from demo_sdtps.tools import analyse, report
+from demo_sdtps.commands import analyse, report
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import torch
 import torchvision
 from commands import CONFIG, ONE_LINE, ROOT, cli_args_for, processes
 
-from demo_sdtps import train_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import train_loader

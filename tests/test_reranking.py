@@ -9,7 +9,7 @@ from numeric import assert_close, generator, tolerance
 from reference import reranking as plain
 from test_metrics import LargestResult
 
-from demo_sdtps.benchmarks.plain import demo_ranking
+from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import reranking
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal

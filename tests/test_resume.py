@@ -12,8 +12,8 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from demo_sdtps import train_net, train_seps
-from demo_sdtps.modeling.checkpoint import read_checkpoint
+from demo_sdtps.commands import train as train_net, train_seps
+from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.training import reid
 from demo_sdtps.training.resume import DIGEST, digest_data
 from demo_sdtps.training.trainer import Trainer

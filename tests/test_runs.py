@@ -24,11 +24,11 @@ from numeric import assert_close
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.modeling import make_model
-from demo_sdtps.tools import export_features, report
+from demo_sdtps.commands import export_features, report
 
 
 @pytest.fixture(scope="module")

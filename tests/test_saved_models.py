@@ -10,10 +10,10 @@ import safetensors.torch
 from commands import CONFIG, ONE_LINE, SMALL, cli_args_for, records_of, table_of
 
 import demo_sdtps
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
-from demo_sdtps.tools import convert_checkpoint
+from demo_sdtps.commands import convert_checkpoint
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised",
         "INPUT.JOINT_AUGMENTATION", "True", "MODEL.HDM", "True")

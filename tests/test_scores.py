@@ -11,13 +11,13 @@ from interrupted import call
 from numeric import generator, seeded
 from tiny import PATCHES, WIDTH, tiny_cfg
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import Context, Score
-from demo_sdtps.modeling.scores.guided import SDTPS
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Context, Score
+from demo_sdtps.modeling.slimming.scores.guided import SDTPS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.tools import draw_tokens, profile_flops, report, selection_quality
+from demo_sdtps.commands import draw_tokens, profile_flops, report, selection_quality
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (example for example in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Contrast" in example)

@@ -19,7 +19,7 @@ from demo_sdtps.reports import search_page
 from demo_sdtps.retrieval import search as retrieval_search
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.files import locked
-from demo_sdtps.tools import search
+from demo_sdtps.commands import search
 
 MODALITIES = ("RGB", "NI", "TI")
 

@@ -18,9 +18,9 @@ from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
-from demo_sdtps.modeling.slimming import remaining_patches
+from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.reports import tokens
-from demo_sdtps.tools import selection_quality
+from demo_sdtps.commands import selection_quality
 
 CASES = ("nothing", *MISSING_CASES)
 PATCH = 4

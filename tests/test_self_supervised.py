@@ -16,9 +16,9 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import Context
-from demo_sdtps.modeling.scores.supervised import above_otsu
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.scores.supervised import above_otsu
 
 WIDTH, GRID, PATCH, PATCHES, LEFT, BATCH = 12, (6, 4), 4, 24, 15, 3
 SLIM = ("MODEL.SLIM_BLOCKS", "[0,2]", "MODEL.SLIM_KEEP", "[0.4,0.5]", "MODEL.SLIM_SCORE", "self_supervised",

@@ -6,7 +6,7 @@ from numeric import assert_close, generator, seeded
 from reference import seps as reference
 from test_seps_network import PATH
 
-from demo_sdtps.benchmarks.rows import peak_memory
+from benchmarks.rows import peak_memory
 from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss
 
 NARROW = {"embed_size": 20, "num_patches": 9}

@@ -16,7 +16,7 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from demo_sdtps.seps.training import make_losses, make_optimizer, set_rates
-from demo_sdtps.tools import make_synthetic_captions
+from demo_sdtps.commands import make_synthetic_captions
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]

@@ -13,8 +13,8 @@ from test_metrics import assert_same, random_case
 from test_search import stack_of
 from tiny import MODEL
 
-from demo_sdtps import test_net
-from demo_sdtps.benchmarks.rows import peak_memory
+from demo_sdtps.commands import test as test_net
+from benchmarks.rows import peak_memory
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.metrics import evaluate_ranking
@@ -23,7 +23,7 @@ from demo_sdtps.retrieval.feature_sets import columns_of, open_features
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.store import Store, open_store
 from demo_sdtps.retrieval.streaming import evaluate_stream
-from demo_sdtps.tools import export_features, rank_features
+from demo_sdtps.commands import export_features, rank_features
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
 SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False, "data_set": "RGBNT201", "configuration": {}}

@@ -14,7 +14,7 @@ from tiny import MODEL
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.retrieval.feature_sets import open_features
-from demo_sdtps.tools import export_features
+from demo_sdtps.commands import export_features
 
 pytestmark = pytest.mark.slow
 LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")

@@ -20,8 +20,8 @@ from slim_models import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import demo_sdtps
-from demo_sdtps.modeling.scores.base import Score
-from demo_sdtps.studies.peers import EViT
+from demo_sdtps.modeling.slimming.scores.base import Score
+from studies.baselines import EViT
 
 pytestmark = pytest.mark.numeric
 

@@ -5,10 +5,10 @@ import pytest
 from commands import BASELINE, cli_args_for, scores_of, weights_file
 from PIL import Image
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.reports.slim_curve import OWN, settings
-from demo_sdtps.tools import slim_curve
+from demo_sdtps.commands import slim_curve
 
 
 @pytest.fixture

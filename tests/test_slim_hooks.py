@@ -16,7 +16,7 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError
-from demo_sdtps.studies.peers import EViT
+from studies.baselines import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 PATCHES = ROWS * COLUMNS

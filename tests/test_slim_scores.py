@@ -7,7 +7,7 @@ from tiny import BLOCK, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.class_attention import keys
-from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.modeling.slimming.tokens import Tokens
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 
@@ -51,7 +51,7 @@ def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
         assert relative_error(merged, apart) < limit and relative_error(plain, apart) > 0.1
 
 
-@pytest.mark.parametrize("score", ["saliency", "self_supervised", *(f"demo_sdtps.studies.peers:{name}"
+@pytest.mark.parametrize("score", ["saliency", "self_supervised", *(f"studies.baselines:{name}"
                                    for name in ("EViT", "ToMe", "Editor"))])
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)

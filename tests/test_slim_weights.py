@@ -5,12 +5,12 @@ import pytest
 import torch
 from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import read_checkpoint
-from demo_sdtps.modeling.weights import to_demo
-from demo_sdtps.tools import convert_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
+from demo_sdtps.modeling.checkpoints.names import to_demo
+from demo_sdtps.commands import convert_checkpoint
 
 STAGES = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 ONE_STAGE = ("MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]")
@@ -52,7 +52,7 @@ def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, eva
     weights = checkpoint(demo=demo)
     records = {name: evaluate(weights, *opts)[:2] for name, opts in {
         "dense": (), "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
-        **{name: (*STAGES, *score(name)) for name in ("distinctness", "demo_sdtps.studies.peers:EViT", "saliency")}}.items()}
+        **{name: (*STAGES, *score(name)) for name in ("distinctness", "studies.baselines:EViT", "saliency")}}.items()}
     assert all(code == 0 for code, _ in records.values())
     assert records["all kept"] == records["dense"]
     assert len({json.dumps(record) for _, record in records.values()}) >= 3

@@ -17,8 +17,8 @@ from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.slimming import make_slimming, remaining_patches, slim_backbone
-from demo_sdtps.modeling.tokens import Tokens
+from demo_sdtps.modeling.slimming.stage import make_slimming, remaining_patches, slim_backbone
+from demo_sdtps.modeling.slimming.tokens import Tokens
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -75,7 +75,7 @@ def slow_score(name, backbone, slimming):
         first = len(image.prefix)
         return slow_cues.mean_attention(weights[:, 0, first:first + len(image.patches)].detach())
 
-    return {"distinctness": distinctness, "supervised": supervised, "demo_sdtps.studies.peers:EViT": attention}[name]
+    return {"distinctness": distinctness, "supervised": supervised, "studies.baselines:EViT": attention}[name]
 
 
 def slow(cfg, backbone, slimming, images, stages):
@@ -102,7 +102,7 @@ def gradients(outputs, probes, parameters):
 
 
 CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
-CASES += [(name, "[0,2]", "[0.7,0.5]", "demo_sdtps.studies.peers:EViT", False, True) for name in BACKBONES]
+CASES += [(name, "[0,2]", "[0.7,0.5]", "studies.baselines:EViT", False, True) for name in BACKBONES]
 CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
           for shared in (True, False) for merge in (True, False)]
 CASES += [(EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False), (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True)]
@@ -275,7 +275,7 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
     with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is '.*:EViT', which reads .* \(ParallelScalingBlock\)"):
-        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:EViT")
+        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
 
 

@@ -27,7 +27,7 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-CHOOSING, MERGING = (tuple(f"demo_sdtps.studies.peers:{name}" for name in names) for names in (("EViT", "Editor"),
+CHOOSING, MERGING = (tuple(f"studies.baselines:{name}" for name in names) for names in (("EViT", "Editor"),
                                                                                      ("ToMe",)))
 """Peers that make an extra token, and others."""
 
@@ -243,7 +243,7 @@ def test_frozen_backbones_leave_the_heads_to_learn():
 
 
 def test_slimming_saves_operations_and_adds_nothing_without_blocks():
-    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "demo_sdtps.studies.peers:EViT")
+    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     models = [make_model(cfg, CLASSES, CAMERAS) for cfg in (dense, slim)]
     macs = [count_macs(cfg, model)[""] for cfg, model in zip((dense, slim), models, strict=True)]
     assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
@@ -253,7 +253,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @pytest.mark.slow
 @IN_THE_COMPILER
 @COMPILES
-@pytest.mark.parametrize("score", ["demo_sdtps.studies.peers:EViT", "supervised"])
+@pytest.mark.parametrize("score", ["studies.baselines:EViT", "supervised"])
 def test_compiled_slimming_is_eager_slimming(score):
     eager, compiled = (trained(slim_model(score)) for _ in range(2))
     compiled.backbone.compile_blocks()

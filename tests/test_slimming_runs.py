@@ -14,9 +14,9 @@ from launch import torchrun
 from numeric import assert_close, tolerance
 from test_distributed import STILL, roundings
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.tools import export_features, profile_flops
+from demo_sdtps.commands import export_features, profile_flops
 from demo_sdtps.training.trainer import Trainer
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "INPUT.JOINT_AUGMENTATION", "True")

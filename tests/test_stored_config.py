@@ -4,12 +4,12 @@ import seps_tiny
 import torch
 from commands import CONFIG, ONE_LINE, cli_args_for, table_of
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoint import save_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.seps.model import make_seps
-from demo_sdtps.tools import convert_checkpoint
+from demo_sdtps.commands import convert_checkpoint
 
 
 @pytest.fixture(scope="module")

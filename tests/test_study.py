@@ -12,9 +12,9 @@ from PIL import Image
 from reference import statistics as reference
 
 from demo_sdtps.config import UserError
-from demo_sdtps.reports.study import paired_difference, table
-from demo_sdtps.studies.runs import finished_variants, make_variants, read_study
-from demo_sdtps.tools import study as tool
+from studies.report import paired_difference, table
+from studies.runs import finished_variants, make_variants, read_study
+from tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))

@@ -16,7 +16,7 @@ from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.synthetic.body import LOOK_SHAPE
 from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
-from demo_sdtps.tools import make_synthetic
+from demo_sdtps.commands import make_synthetic
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
 SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]

@@ -25,7 +25,7 @@ from demo_sdtps.synthetic.shapes import (
     relations,
     short_captions,
 )
-from demo_sdtps.tools import make_synthetic_captions
+from demo_sdtps.commands import make_synthetic_captions
 
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
 SHAPE = re.compile(rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"

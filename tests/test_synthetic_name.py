@@ -7,7 +7,7 @@ from commands import CONFIG, cli_args_for, table_of, weights_file
 from layouts import write_rgbnt201
 from triplets import config
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import SMALL, cli_args_for
 
-from demo_sdtps import train_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.runtime import threads
 
 PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"

@@ -15,7 +15,7 @@ from torchvision.models.vision_transformer import ConvStemConfig
 
 import demo_sdtps
 from demo_sdtps.config import UserError
-from demo_sdtps.studies.peers import EViT, ToMe
+from studies.baselines import EViT, ToMe
 
 KNOWN = ("timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2")
 NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of another one by blocks_at."

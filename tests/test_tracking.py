@@ -8,7 +8,7 @@ import pytest
 from commands import ROOT
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, terminate
 
-from demo_sdtps import train_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.training.trainer import Trainer
 
 ON = ("SOLVER.WANDB", "demo")

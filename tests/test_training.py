@@ -6,7 +6,7 @@ import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, records_of
 from numeric import seeded
 
-from demo_sdtps import test_net, train_net
+from demo_sdtps.commands import test as test_net, train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
 from demo_sdtps.datasets.loaders import test_loader

@@ -1,10 +1,5 @@
 """The demo's figures beside those of other runs: python tools/demo_figures.py --run runs/demo"""
-import sys
 from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
 
 import argparse
 
@@ -18,7 +13,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of make demo")
     arguments = read_arguments(parser)
     from demo_sdtps.evaluation.tables import read_records
-    from demo_sdtps.reports.pages import demo_ranges
+    from tools.pages import demo_ranges
 
     records = read_records(arguments.run)
     if not records or "patterns" not in records[-1]:

@@ -1,27 +1,6 @@
 """Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
-
-import argparse
-
-from demo_sdtps.config.cli import PICTURE, add_output, check_outputs, print_lines, read_arguments, run
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
-    add_output(parser, "--output", *PICTURE, help="default: DIR/curves.png")
-    arguments = read_arguments(parser)
-    from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
-
-    arguments.output = arguments.output or arguments.run / IMAGE
-    check_outputs(arguments)
-    print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
-
+from demo_sdtps.commands.draw_curves import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

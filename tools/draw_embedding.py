@@ -1,39 +1,6 @@
 """Draw the features as points: python tools/draw_embedding.py --weight W --method tsne --output embedding.png"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
-
-from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines, run
-from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
-
-
-def main() -> None:
-    parser = config_parser("Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
-                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT, images=True)
-    parser.add_argument("--method", choices=METHODS, default="pca", help="default: pca; umap needs pip install '.[umap]'")
-    add_return_pattern(parser, "features that are drawn")
-    parser.add_argument("--points", type=positive_int, default=2000, metavar="N",
-                        help="at most N samples, spread over query and gallery (default: 2000)")
-    add_picture(parser, "embedding.png")
-    arguments, cfg = parse(parser)
-    from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features
-    from demo_sdtps.evaluation.protocol import normalise
-    from demo_sdtps.reports.embedding import draw_embedding
-    from demo_sdtps.reports.figures import spread
-
-    model, splits = load_model_and_data(cfg)
-    samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
-    chosen = [samples[index] for index in spread(len(samples), arguments.points)]
-    check_method(arguments.method, len(chosen))
-    (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    points = embed(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
-    print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
-
+from demo_sdtps.commands.draw_embedding import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

@@ -1,40 +1,6 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
-
-from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines, run
-
-
-def main() -> None:
-    parser = config_parser("Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
-                           "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
-                           "without, tools/search.py writes a page.", checkpoint=WEIGHT)
-    add_return_pattern(parser, "features that are ranked")
-    add_picture(parser, "ranks.png")
-    parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
-                        help="queries, spread over the split (default: 4)")
-    parser.add_argument("--failures", action="store_true",
-                        help="only queries without a hit at rank 1, those with the latest first hit first")
-    arguments, cfg = parse(parser)
-    from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.extraction import extract_features
-    from demo_sdtps.evaluation.protocol import make_test_data
-    from demo_sdtps.reports.figures import spread
-    from demo_sdtps.reports.ranks import draw_ranks, failures
-
-    model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
-    (patterns,) = extract_features(cfg, model, data.loader)
-    features = patterns[cfg.TEST.RETURN_PATTERN]
-    # Spread over the split, which is ordered by identity, for different people and cameras.
-    shown = (failures(cfg, features, data)[:arguments.queries] if arguments.failures
-             else spread(len(data.query), arguments.queries))
-    print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
-
+from demo_sdtps.commands.draw_ranks import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

@@ -1,50 +1,6 @@
 """Share of the kept patches that lie on the person: python tools/selection_quality.py --weight W"""
-import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
-
-from dataclasses import asdict
-
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, print_lines, run
-from demo_sdtps.datasets import SPLITS
-from demo_sdtps.runtime.files import write_json
-
-
-def main() -> None:
-    parser = config_parser(
-        "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
-        "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
-        "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
-        "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
-        "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
-        "features of RGB, NI and TI.", checkpoint=WEIGHT)
-    parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
-    add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
-    arguments, cfg = parse(parser)
-    from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.datasets.synthetic import light
-    from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.selection import as_tables, caption, check_selection, foreground, measure_selection
-
-    check_selection(cfg)
-    if cfg.TEST.MISS not in ("nothing", "None"):
-        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
-                        "missing modalities; set it to 'nothing'.")
-    model, splits = load_model_and_data(cfg, (arguments.split,))
-    samples = splits[arguments.split]
-    on_person = foreground(cfg, model.backbone, samples)
-    quality = measure_selection(model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples])
-    title = caption(cfg, quality, arguments.split)
-    if arguments.json:
-        about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
-        write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-    print_lines(title, *(line for table in as_tables(quality) for line in table.split("\n")),
-                *filter(None, [arguments.json]))
-
+from demo_sdtps.commands.selection_quality import main
+from demo_sdtps.config.cli import run
 
 if __name__ == "__main__":
     run(main)

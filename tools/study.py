@@ -22,12 +22,7 @@ sources that it is made with (training/record.py), whose hash the result records
 a result of other sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
 Given a result in place of STUDY.yml, the tables and plots are made from it alone.
 """
-import sys
 from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
 
 import argparse
 import logging
@@ -55,7 +50,7 @@ def main() -> None:
     add_overwrite(parser)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
     arguments = read_arguments(parser)
-    from demo_sdtps.studies.runs import run_study
+    from studies.runs import run_study
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does

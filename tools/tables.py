@@ -1,10 +1,5 @@
 """Write the tables of README.md and docs/ that are made from data: python tools/tables.py [--check]"""
 import sys
-from pathlib import Path
-
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import demo_sdtps.script  # noqa: F401
 
 import argparse
 
@@ -18,8 +13,8 @@ def main() -> None:
                                                  "figures of studies.")
     parser.add_argument("--check", action="store_true", help="write nothing, name the pages that are not current, exit code 1")
     arguments = read_arguments(parser)
-    from demo_sdtps.reports.pages import DOCS, FIGURES, pages, with_tables
-    from demo_sdtps.reports.study import read_result
+    from tools.pages import DOCS, FIGURES, pages, with_tables
+    from studies.report import read_result
     from demo_sdtps.runtime.files import atomic_write
 
     changed = {page: text for page in pages() if (text := with_tables(page)) != page.read_text(encoding="utf-8")}

@@ -6,7 +6,7 @@ forward per return pattern, one optimiser group per parameter.
 import torch
 from torch import nn
 
-from demo_sdtps.benchmarks.plain.fusion import Fusion, QuickGELU
+from benchmarks.plain.fusion import Fusion, QuickGELU
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.heads import TrainingOutput
 

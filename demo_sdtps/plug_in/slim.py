@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from demo_sdtps.config.check import check_stages
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.scores import score_entry
-from demo_sdtps.modeling.scores import make_score
-from demo_sdtps.modeling.scores.base import Score
-from demo_sdtps.modeling.slim import attach_to
-from demo_sdtps.modeling.towers import find_towers
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.slim import attach_to
+from demo_sdtps.modeling.slimming.towers import find_towers
 from demo_sdtps.plug_in.hosts import blocks_of
 from demo_sdtps.plug_in.patch import missing_letters
 from demo_sdtps.runtime.errors import UserError

@@ -1,9 +1,7 @@
 """The README's figure, light and dark, from a trained model: python docs/site/overview.py --weight runs/demo/best.pth"""
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-import demo_sdtps.script  # noqa: F401
+
 from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"

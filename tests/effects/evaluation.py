@@ -10,7 +10,7 @@ from pytest import approx
 from reference import ranking
 from reference import reranking as slow
 
-from demo_sdtps import test_net
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches

@@ -8,7 +8,7 @@ from tiny import ENCODER
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.modeling.pretrained import load_pretrained
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.training.optim import make_optimizer
 from effects.base import CAMERAS, LABELS, MARK, WIDTH, effect, images_of, is_near, model_of
 

@@ -12,7 +12,7 @@ from numeric import tolerance
 from pytest import approx
 from tqdm import tqdm
 
-from demo_sdtps import train_net
+from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import with_values
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.metrics import Ranking

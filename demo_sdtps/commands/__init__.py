@@ -1,0 +1,59 @@
+"""The command demo-sdtps: every command of users by its name, one module each. (`python -m demo_sdtps` is the plug-in's.)"""
+import sys
+from importlib import import_module
+
+from demo_sdtps import __version__
+from demo_sdtps.config.cli import print_lines, run
+from demo_sdtps.config.common import COMMAND
+from demo_sdtps.runtime.errors import UserError, nearest
+
+COMMANDS = {
+    "train": ("train", "train a model, and evaluate it as it learns"),
+    "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
+    "search": ("search", "find the images of a gallery that are most like a query"),
+    "app": ("app", "search by a page in the browser"),
+    "export": ("export_features", "write the features of a split as numpy arrays, or in shards"),
+    "export onnx": ("export_onnx", "write the model as ONNX"),
+    "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
+    "report": ("report", "images, table and page of a finished run"),
+    "analyse": ("analyse", "the numbers behind an evaluation"),
+    "draw tokens": ("draw_tokens", "draw which patches slimming and SDTPS keep"),
+    "draw ranks": ("draw_ranks", "draw rank lists"),
+    "draw embedding": ("draw_embedding", "draw the features as points"),
+    "draw attention": ("draw_attention", "draw what the model looks at"),
+    "draw curves": ("draw_curves", "draw the training curves of a run"),
+    "flops": ("profile_flops", "parameters and multiply-accumulates of a model"),
+    "slim-curve": ("slim_curve", "mAP against operations of a checkpoint slimmed without training"),
+    "selection": ("selection_quality", "share of the kept patches that lie on the person"),
+    "check": ("check_data", "counts of a data set beside the expected ones"),
+    "masks": ("make_masks", "write foreground masks beside the images of a data set"),
+    "convert": ("convert_checkpoint", "convert a checkpoint to or from DeMo's names, or take out its backbone"),
+    "synthetic": ("make_synthetic", "write synthetic triplets"),
+    "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
+    "seps train": ("train_seps", "train SEPS, image-text matching"),
+    "seps test": ("test_seps", "evaluate a checkpoint of SEPS"),
+}
+"""The module with the command's `main`, and what it does, by name; the first of two words names a group."""
+
+
+def dispatch() -> None:
+    """Call the command that the first words name, as if it were started so. Raises `UserError` for none."""
+    words = sys.argv[1:]
+    for count in (2, 1):
+        if (name := " ".join(words[:count])) in COMMANDS:
+            sys.argv = [f"{COMMAND} {name}", *words[count:]]
+            import_module(f"{__name__}.{COMMANDS[name][0]}").main()
+            return
+    if words == ["--version"]:
+        print_lines(__version__)
+        return
+    group = [name for name in COMMANDS if not words or words[0] in ("-h", "--help", name.split()[0])]
+    if not group or words[1:2] not in ([], ["-h"], ["--help"]):
+        given = " ".join(words[:2 if group else 1])
+        raise UserError(f"There is no command {given!r}{nearest(given, group or COMMANDS)}; {COMMAND} --help lists all.")
+    print_lines(f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:", "",
+                *(f"  {name:20}{COMMANDS[name][1]}" for name in group))
+
+
+def main() -> None:
+    run(dispatch)

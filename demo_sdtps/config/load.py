@@ -1,0 +1,229 @@
+"""Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
+import difflib
+from ast import literal_eval
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from yacs.config import CfgNode
+
+from demo_sdtps.config.check import check_cfg
+from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schema
+from demo_sdtps.config.scores import check_stored_score
+from demo_sdtps.runtime.errors import UserError, nearest
+
+DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
+"""Configuration of train_net.py and of all commands but those of SEPS."""
+TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list", tuple: "a list"}
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""YAML's spellings, which the command line accepts too."""
+BASE = "_BASE_"
+PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+"""The published configurations: in an installed package inside it, in a checkout beside it."""
+
+
+class StoredText(NamedTuple):
+    """Configuration stored in a checkpoint, as YAML text."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"the checkpoint {self.path}"
+
+
+def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
+    """New configuration with every key of `schema` at its default (names as in DeMo)."""
+    cfg = CfgNode()
+    for key in schema.keys:
+        _put(cfg, key.name, list(key.default) if isinstance(key.default, list) else key.default)
+    return cfg
+
+
+def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA) -> CfgNode:
+    """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen.
+
+    Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an invalid value.
+    """
+    cfg, path = get_cfg(schema), Path("default.yml")
+    if isinstance(config, StoredText):
+        _merge(cfg, schema, flatten(parse_yaml(config.text, f"The configuration in {config}"), schema), config)
+    elif config is not None:
+        path = _config_path(Path(config))
+        advice = f"give --config_file an existing YAML file such as {schema.example}"
+        for place, content in with_bases(path, advice):
+            _merge(cfg, schema, flatten(content, schema), str(place))
+    given = list(pairs_of(opts))
+    _merge(cfg, schema, iter(given), "the command line")
+    if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in dict(given):
+        check_stored_score(cfg.MODEL.SLIM_SCORE, config)
+    if not cfg.OUTPUT_DIR:
+        cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
+    schema.check(cfg)
+    cfg.freeze()
+    return cfg
+
+
+def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
+    """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first base
+    first: paths and sections. Raises `UserError` as `read_yaml`, and where a file starts from itself."""
+    found: list[tuple[Path, dict]] = []
+    while path.resolve() not in [place.resolve() for place, _ in found]:
+        content = read_yaml(path, "configuration", advice)
+        found.insert(0, (path, content))
+        if not (base := content.pop(BASE, None)):
+            return found
+        path = path.parent / str(base)
+    raise UserError(f"The configuration {path} starts from itself ({BASE}); remove one of the lines.")
+
+
+def read_yaml(path: Path, kind: str, advice: str) -> dict:
+    """Sections of a YAML file. In messages `kind` names the file ("configuration") and `advice` an alternative."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({getattr(error, 'strerror', None) or error}); {advice}.") from None
+    return parse_yaml(text, f"The {kind} {path}")
+
+
+def parse_yaml(text: str, what: str) -> dict:
+    """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
+        raise UserError(f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it.") from None
+    if not isinstance(content, dict | None):
+        raise UserError(f"{what} holds no KEY: value pairs; correct it, or give another.")
+    return content or {}
+
+
+def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Keys and values of KEY VALUE and KEY=VALUE arguments. Raises `UserError` for a key without a value."""
+    cli_args = iter(opts)
+    for arg in cli_args:
+        key, joined, value = arg.partition("=")
+        if not joined:
+            value = next(cli_args, "=")
+        if (joined and not value) or str(value).startswith("="):
+            raise UserError(f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
+        yield key, value
+
+
+def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
+    """The first of `schemas` that has every key of a YAML file, else the first of all.
+
+    Raises `UserError` for a file that cannot be read.
+    """
+    files = with_bases(_config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}")
+    fitting = (schema for schema in schemas
+               if all(name in schema.by_name for _, content in files for name, _ in flatten(content, schema)))
+    return next(fitting, schemas[0])
+
+
+def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
+    """Frozen copy of a configuration with other values of some keys."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    for name, value in values.items():
+        _put(cfg, name, value)
+    cfg.freeze()
+    return cfg
+
+
+def flat(cfg: CfgNode, schema: Schema = DEMO_SCHEMA) -> dict[str, object]:
+    """Full keys of a configuration and their values, as a YAML file of it holds them."""
+    return dict(flatten(yaml.safe_load(cfg.dump()), schema))
+
+
+def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Full keys of nested sections and their values."""
+    for name, value in content.items():
+        name = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, schema, f"{name}.")
+        elif value is None and any(key.startswith(f"{name}.") for key in schema.by_name):
+            continue  # a section whose keys are all commented out
+        else:
+            yield name, value
+
+
+def _config_path(path: Path) -> Path:
+    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS.yml, with or without configs/."""
+    candidates = (path, CONFIGS / path, CONFIGS.parent / path)
+    return next((candidate for candidate in candidates if candidate.exists()), path)
+
+
+def _merge(cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText) -> None:
+    for name, value in values:
+        if name in schema.by_name:
+            _put(cfg, name, _checked(schema.by_name[name], value, source))
+        elif name not in REMOVED_KEYS:
+            raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
+        elif REMOVED_KEYS[name] not in (value, _literal(value)):
+            raise UserError(f"{name} in {source} is {value!r}, but the key has been removed (its default was "
+                            f"{REMOVED_KEYS[name]!r}); the last commit that has it is {LAST_COMMIT}.")
+
+
+def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
+    """What to do about an unknown key."""
+    if isinstance(source, StoredText):
+        return "it belongs to another command or version; give --config_file the one of this"
+    # A key with the same last part is preferred to one with a similar spelling.
+    near = ([key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()]
+            or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5))
+    return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
+
+
+def _put(cfg: CfgNode, name: str, value: object) -> None:
+    *sections, leaf = name.split(".")
+    for section in sections:
+        cfg = cfg.setdefault(section, CfgNode())
+    cfg[leaf] = value
+
+
+def _checked(key: Key, value: object, source: str | StoredText) -> object:
+    """`value` in the type of the key's default. Raises `UserError` where it has another type or is not allowed."""
+    value = _coerce(key, value)
+    wrong = f"{key.name} in {source} is {value!r}, but it must be"
+    if type(value) is not type(key.default):
+        raise UserError(f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}.")
+    if isinstance(key.allowed, tuple) and value not in key.allowed:
+        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
+        raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")
+    if callable(key.allowed) and not key.allowed(value):
+        raise UserError(f"{wrong} {key.allowed_text}.")
+    return value
+
+
+def _coerce(key: Key, value: object) -> object:
+    """`value` in the type of the default where it can be, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
+    kind: type = type(key.default)
+    literal = _literal(value)
+    # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
+    if kind is not str or isinstance(literal, str):
+        value = literal
+    truth = BOOLEANS.get(str(value).lower())
+    if kind is bool and isinstance(value, str) and truth is not None:
+        return truth
+    if kind is str and isinstance(key.allowed, tuple) and value not in key.allowed and truth is not None:
+        # YAML reads an unquoted on, off, yes or no as a boolean.
+        return next((text for text in key.allowed if BOOLEANS.get(text) is truth), value)
+    if kind is float and type(value) is int:
+        return float(value)
+    return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value
+
+
+def _literal(value: object) -> object:
+    """The Python literal or YAML list that a text holds, or `value`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError):
+        pass
+    try:
+        return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value  # a list of texts without quotes
+    except yaml.YAMLError:
+        return value

@@ -1,0 +1,48 @@
+"""A trained model and its data, for every command after training."""
+from collections.abc import Sequence
+
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets import Sample, check_trained_on, read_splits
+from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.checkpoints.loading import EXAMPLE, load_weights, read_checkpoint
+from demo_sdtps.runtime.device import choose_device, set_seed
+from demo_sdtps.runtime.distributed import check_equal, check_single
+
+
+def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
+    """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, for a device
+    that does not exist, and for several processes, unless the command supports `several`."""
+    if not several:
+        check_single("an evaluation")
+    if not cfg.TEST.WEIGHT:
+        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
+    set_seed(cfg.SOLVER.SEED)
+    return choose_device(cfg)
+
+
+def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"),
+                        several: bool = False) -> tuple[DeMo, dict[str, list[Sample]]]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
+
+    The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
+    weights or data that are missing or do not fit each other, or differ between the processes; with `several` as
+    `prepare_evaluation`.
+    """
+    device = prepare_evaluation(cfg, EXAMPLE, several)
+    checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
+    check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
+    model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
+    load_weights(model, checkpoint)
+    found = read_splits(cfg, splits)
+    check_equal(found, "samples")
+    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
+    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
+        raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
+                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
+    model = model.eval().to(device)
+    if cfg.MODEL.COMPILE:
+        model.backbone.compile_blocks()
+    return model, found

@@ -1,0 +1,246 @@
+"""How well SDTPS and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md), and its tables."""
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.images import decode
+from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.datasets.masks import mask_path
+from demo_sdtps.evaluation.extraction import CASES, cases_of
+from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.backbones import Backbone
+from demo_sdtps.modeling.inference import check_features, check_finite
+from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.runtime.progress import progress
+
+SHARES = ("base_rate", "kept", "recall")
+SDTPS = "SDTPS"
+COMPLETE = next(iter(CASES))
+
+Measures = dict[str, dict[str, float]]  # measures by their name, by modality
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The result of `measure_selection`, all shares in [0, 1].
+
+    `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
+    foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
+    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
+    `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
+    reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
+    and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
+
+    `random_order` is the expected average precision of a random order of the grid's patches. `mean_global_cosine` is the mean
+    cosine of the global features of two images, by modality: near 1 a global feature hardly depends on its image. `left_out` of
+    the `images` have no patch in the foreground and are not in recall and average precisions.
+    """
+
+    cases: dict[str, Measures]
+    random_order: float
+    mean_global_cosine: dict[str, float]
+    images: int
+    left_out: int
+    stages: dict[str, dict[str, Measures]]
+    lights: dict[str, dict[str, Measures]]
+
+    @property
+    def choices(self) -> dict[str, dict[str, Measures]]:
+        """Measures by case of every stage, and of SDTPS."""
+        return self.stages | ({SDTPS: self.cases} if self.cases else {})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a stage of slimming or SDTPS keeps of the n patches of a modality that reach it."""
+
+    positions: torch.Tensor  # (B, n) int64: index of each patch on the grid
+    kept: torch.Tensor  # (B, n) bool
+    scores: ByModality  # (B, n) by name of the detector, the score first
+
+
+@torch.no_grad()
+def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()) -> Quality:
+    """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
+
+    foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
+    `lights` are "day", "night" or "" for each image. Raises `UserError` for an image that cannot be read, and for scores that
+    are not finite.
+    """
+    device, cases = next(model.parameters()).device, cases_of(model.modalities)
+    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
+    sums: dict[str, torch.Tensor] = {}
+    seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
+    for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
+        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+        cameras, relevant = cameras.to(device), relevant.to(device)
+        contexts = model.encode_cases(images, cameras, list(cases.values()))
+        for (case, missing), context in zip(cases.items(), contexts, strict=True):
+            if case == COMPLETE:
+                for modality, vectors in context.global_feats.items():
+                    sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
+            for name, by_modality in choices(model, context, missing).items():
+                for modality, choice in by_modality.items():
+                    for measure, values in measures(choice, relevant).items():
+                        numbers[name, case, modality, measure].append(values.cpu())
+    whole = {key: torch.cat(parts) for key, parts in numbers.items()}
+    found = {name: {case: _rows(whole, name, case) for case in cases} for name in dict.fromkeys(name for name, *_ in whole)}
+    shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
+    by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
+    count = len(foreground)
+    # The mean over all ordered pairs of two different images.
+    cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
+               for modality, total in sums.items()}
+    return Quality(found.pop(SDTPS, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
+                   found, by_light)
+
+
+def check_selection(cfg: CfgNode) -> None:
+    """Raise `UserError` for a configuration with neither SDTPS nor slimming."""
+    if not selects_patches(cfg):
+        raise UserError("MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+                        "with SDTPS or with slimming.")
+
+
+def selects_patches(cfg: CfgNode) -> bool:
+    """Whether a configuration has SDTPS or slimming."""
+    return bool(cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
+
+
+def choices(model: DeMo, context: Context, missing: frozenset[str] = frozenset()) -> dict[str, dict[str, Choice]]:
+    """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
+    parts of a score that are named after `missing` modalities.
+
+    Raises `UserError` for features and scores that are not finite, or too large to be compared.
+    """
+    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+    found: dict[str, dict[str, Choice]] = {}
+    present = [modality for modality in model.modalities if modality not in missing]
+    for number, stage in enumerate(context.stages, start=1):
+        check_finite("The scores of the patches", (stage.score[modality] for modality in present))
+        found[f"stage {number}"] = {
+            modality: Choice(stage.scored[modality],
+                             stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
+                             {"score": stage.score[modality]})
+            for modality in present}
+    if model.sdtps:
+        selections, found[SDTPS] = model.sdtps(context), {}
+        for modality in present:
+            parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
+            scores = {"score": selections[modality].score} | {name: part for name, part in parts.items()
+                                                              if name not in missing}
+            check_finite("The scores of the patches", scores.values())
+            found[SDTPS][modality] = Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
+    return found
+
+
+def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One number (B,) float64 per image and measure; foreground (B, N) bool. NaN: the image has no number."""
+    relevant, kept = foreground.gather(1, choice.positions), choice.kept.double()
+    hits = (kept * relevant).sum(dim=1)
+    return {"base_rate": relevant.double().mean(dim=1), "kept": hits / kept.sum(dim=1), "recall": hits / foreground.sum(dim=1),
+            **{name: average_precision(score, relevant) for name, score in choice.scores.items()}}
+
+
+def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
+          images: torch.Tensor | slice = slice(None)) -> Measures:
+    """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
+    rows: Measures = {modality: {} for whose, when, modality, _ in numbers if (whose, when) == (name, case)}
+    for (whose, when, modality, measure), values in numbers.items():
+        if (whose, when) == (name, case) and not values[images].isnan().all():
+            rows[modality][measure] = values[images].nanmean().item()
+    return rows
+
+
+def average_precision(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
+    """Average precision, the highest score first: scores (B, N), relevant (B, N) bool → (B,) float64; NaN: none is relevant.
+
+    The mean, over the relevant, of the precision among all with an equal or higher score: a constant score gives the share of
+    the relevant, whatever the order.
+    """
+    scores, order = scores.sort(dim=1, descending=True)
+    relevant = relevant.gather(1, order)
+    last = torch.searchsorted(-scores, -scores, right=True) - 1  # index of the last equal score
+    precision = relevant.cumsum(dim=1).gather(1, last).double() / (last + 1)
+    return (precision * relevant).sum(dim=1) / relevant.sum(dim=1)
+
+
+def random_order(relevant: torch.Tensor) -> float:
+    """Expected average precision of a random order: the mean over the rows of relevant (B, N) bool with R > 0 relevant.
+
+    At rank k of N a relevant one has (k - 1)·(R - 1)/(N - 1) relevant before it on average, which gives the mean over k of
+    (1 + (k - 1)·(R - 1)/(N - 1))/k.
+    """
+    counts = relevant.sum(dim=1)
+    counts = counts[counts > 0].double().unsqueeze(1)
+    before = torch.arange(relevant.shape[1])  # k - 1
+    return ((1 + before * (counts - 1) / max(1, len(before) - 1)) / (before + 1)).mean().item()
+
+
+def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
+    """Whether at least half of a patch's pixels are on the person: (images, N) bool. Raises `UserError` without such masks."""
+    paths = [mask_path(sample) for sample in samples]
+    if absent := next((path for path in paths if not path.exists()), None):
+        raise UserError(f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "
+                        "with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py.")
+    patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
+
+    def on_person(path: Path) -> torch.Tensor:
+        mask = (decode(str(path))[:1] > 127).byte()  # black and white: 0 and 255
+        # By the nearest pixel, so that it stays a mask.
+        resized = resize(mask, list(cfg.INPUT.SIZE_TEST), InterpolationMode.NEAREST_EXACT)
+        return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
+
+    with ThreadPoolExecutor() as pool:
+        masks = pool.map(on_person, paths)
+        found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
+    if not found.any():
+        raise UserError(f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
+                        "find; check the masks, or use smaller patches.")
+    return found
+
+
+def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
+    left_out = f", {quality.left_out} of them without a patch on the person and not in AP or recall" if quality.left_out else ""
+    guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", global features of missing modalities do not guide"
+    where = "; behind the first stage, base rate and AP are among the patches that are left" if len(quality.choices) > 1 else ""
+    return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
+            f"{cfg.TEST.WEIGHT}{guide}, in percent{where}; a random order has AP {100 * quality.random_order:.1f}")
+
+
+def as_tables(quality: Quality) -> list[str]:
+    """A table per stage and for SDTPS, under their names where there are stages, and the globals' mean cosines."""
+    lines = []
+    for name, cases in quality.choices.items():
+        groups = {case_name(case): rows for case, rows in cases.items()}
+        groups |= {f"nothing, {light}": found[name] for light, found in quality.lights.items()}
+        lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
+    cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
+    return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
+
+
+def as_table(groups: dict[str, Measures]) -> str:
+    """One row per group and present modality, in percent."""
+    columns = {name: name.replace("_", " ") for name in SHARES} | {
+        name: f"AP {name}" for rows in groups.values() for row in rows.values() for name in row if name not in SHARES}
+    lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
+    for title, rows in groups.items():
+        for index, (modality, row) in enumerate(rows.items()):
+            cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)
+            lines.append((title if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
+                         + "".join(cell.rjust(11) for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""What every backbone shares: camera embedding, precision, attention kernel, compilation, chunks (docs/method.md)."""
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from yacs.config import CfgNode
+
+from demo_sdtps.modeling.slimming.tokens import Tokens
+
+Transformer = VisionTransformer | Eva
+
+VECTOR_BITS = {"AVX2": 256, "AVX512": 512}
+"""Vector width in bits that torch uses, by its name of the CPU's capability; for any other torch chooses."""
+
+CHUNK = 32
+"""Images per pass through the backbone on a CPU without gradients: activations stay in the cache, and memory does not grow
+with the batch."""
+
+
+class Backbone(nn.Module, ABC):
+    """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
+
+    `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
+
+    A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
+    its parts (`build`, `embed`, `run_blocks`, `block_arguments`, `finish`). Its constructor raises `UserError` where the
+    configuration does not fit.
+    """
+
+    min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
+    has_new_camera_embedding = False  # whether the camera embedding trains at the rate of new layers, not of the backbone
+
+    def __init__(self, cfg: CfgNode, camera_num: int):
+        super().__init__()
+        self.vit = self.build(cfg)
+        self.width = self.vit.head.out_features if isinstance(self.vit.head, nn.Linear) else self.vit.embed_dim
+        self.grid_size: tuple[int, int] = self.vit.patch_embed.grid_size
+        self.num_patches: int = self.vit.patch_embed.num_patches
+        self.fused_attention: bool | None = None
+        """True: torch's fused attention; False: plain matrix products; None: chosen by device and precision."""
+        self.is_compiled = False
+        self.precision: torch.dtype | None = None  # dtype of matrix products; None leaves it to autocast
+        self.camera_weight = cfg.MODEL.SIE_COE
+        self.camera_embedding = None
+        if cfg.MODEL.SIE_CAMERA and camera_num >= self.min_cameras:
+            self.camera_embedding = nn.Parameter(torch.empty(camera_num, 1, self.vit.embed_dim))
+            nn.init.trunc_normal_(self.camera_embedding, std=0.02)
+
+    @property
+    def patch_windows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
+        projection = self.vit.patch_embed.proj
+        return tuple(projection.kernel_size), tuple(projection.stride)
+
+    @abstractmethod
+    def build(self, cfg: CfgNode) -> Transformer:
+        """The timm model, randomly initialised."""
+
+    @abstractmethod
+    def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → the first block's input (B, P + N, C)."""
+
+    @abstractmethod
+    def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
+        """The blocks from `start` to `stop`, without `stop`."""
+
+    @abstractmethod
+    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        """Keyword arguments of the forward of block i, beside the values of `tokens`."""
+
+    @abstractmethod
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        """The last block's output (B, L, C) → final norm and projection (B, L, width)."""
+
+    def learning_rate(self, base_lr: float) -> float:
+        """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""
+        return 0.8 * base_lr
+
+    def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
+        depth = len(self.vit.blocks)
+        tokens = self._in_chunks(lambda *part: self.finish(self._start(part, depth).values), images, cameras)
+        if self.precision:
+            tokens = tokens.to(images.dtype)
+        return tokens[:, self.vit.num_prefix_tokens:], tokens[:, 0]
+
+    def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
+        """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
+        return self._in_chunks(lambda *part: self._start(part, stop).values, images, cameras)
+
+    def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> Tokens:
+        return self.run_blocks(Tokens(self.embed(*images_cameras)), 0, stop)
+
+    def _in_chunks(self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+        with self.ready(images.device):
+            parts = [work(*part) for part in zip(*self.chunks(images, cameras), strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @contextmanager
+    def ready(self, device: torch.device) -> Iterator[None]:
+        """Run blocks in the precision and with the attention kernel of this backbone."""
+        with torch.autocast(device.type, dtype=self.precision) if self.precision else nullcontext():
+            self._choose_attention(device)
+            yield
+
+    @staticmethod
+    def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
+        """Tensors (B, …) of `images_each` images a row, in parts that pass through the backbone at once."""
+        # An exported graph has no loop over the batch, whose size it does not know.
+        if tensors[0].device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return [(tensor,) for tensor in tensors]
+        return [tensor.split(max(1, CHUNK // images_each)) for tensor in tensors]
+
+    def compile_blocks(self) -> None:
+        """Compile the transformer's blocks at their first run; they share the compiled code."""
+        self.is_compiled = True
+        # The compiler's cache on disk ignores the vector width of the processor that it compiled for. A processor with narrower
+        # vectors (shared folder, ATEN_CPU_CAPABILITY) would leave part of each result unset, one with wider vectors would write
+        # beyond it. An option is part of the cache's key.
+        width = VECTOR_BITS.get(torch.backends.cpu.get_cpu_capability())
+        for block in self.vit.blocks:
+            block.compile(options={"cpp.simdlen": width})
+
+    def cast_for_inference(self, precision: torch.dtype) -> "Backbone":
+        """Copy with linear and convolution weights in `precision`; output dtype = input dtype; compiled where this one is.
+
+        Tokens stay in float32 between the matrix products, as under autocast: in bfloat16 throughout, mAP on the synthetic
+        pedestrians changes by 0.3, with float32 between the products by less than 0.1.
+        """
+        backbone = copy.deepcopy(self).requires_grad_(False)
+        backbone.precision = None if precision is torch.float32 else precision  # autocast has no float32
+        backbone._fold()
+        for module in backbone.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                module.to(precision)
+        if self.is_compiled:  # the copy's blocks are not
+            backbone.compile_blocks()
+        return backbone
+
+    def _fold(self) -> None:
+        """Fold what is constant without training into the weights, in place."""
+
+    def fuses_attention(self, device: torch.device, in_half: bool) -> bool:
+        """Whether attention on `device` is torch's fused kernel, in half precision or not; `fused_attention` overrides.
+
+        On CPUs in bfloat16 the fused kernel is several times slower for small backbones. Elsewhere it is faster, and stores no
+        (N + 1)² weights for the backward pass.
+        """
+        chosen = device.type != "cpu" or not in_half
+        return chosen if self.fused_attention is None else self.fused_attention
+
+    def _choose_attention(self, device: torch.device) -> None:
+        fused = self.fuses_attention(device, torch.is_autocast_enabled(device.type))
+        for module in self.vit.modules():
+            if "fused_attn" in vars(module):
+                vars(module)["fused_attn"] = fused

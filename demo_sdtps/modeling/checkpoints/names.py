@@ -1,0 +1,176 @@
+"""Files of weights, and the names in them: DeMo's, and ours, which are timm's inside the backbone (docs/method.md)."""
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from demo_sdtps.modeling.checkpoints.fusion_weights import FUSION, stack_fusion, unstack_fusion
+from demo_sdtps.runtime.errors import UserError
+
+Weights = dict[str, torch.Tensor]
+
+CONTAINERS = ("model", "state_dict")  # keys under which training code stores the weights
+
+CLIP_MARK = "BACKBONE.base.conv1.weight"  # a key of DeMo's CLIP backbone alone; DeMo's ImageNet backbone has timm's names
+
+# Parts of names in DeMo's CLIP backbone (below BACKBONE.base.) and in timm's.
+CLIP_NAMES = (
+    ("conv1.", "patch_embed.proj."),
+    ("class_embedding", "cls_token"),
+    ("positional_embedding", "pos_embed"),
+    ("ln_pre.", "norm_pre."),
+    ("ln_post.", "norm."),
+    ("transformer.resblocks.", "blocks."),
+    (".ln_1.", ".norm1."),
+    (".ln_2.", ".norm2."),
+    (".attn.in_proj_", ".attn.qkv."),
+    (".attn.out_proj.", ".attn.proj."),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+)
+CLIP_PROJECTION = ("proj", "head.weight")
+"""Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
+
+THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
+THEIR_CAMERAS, OUR_CAMERAS = ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"), "backbone.camera_embedding"
+"""The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
+
+PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
+"""First components of our names."""
+
+LOAD_ERRORS = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError,
+               struct.error, pickle.UnpicklingError, zipfile.BadZipFile, safetensors.SafetensorError)
+"""What `load_file` raises for damaged files and other formats: unpickling random bytes fails in many ways."""
+
+
+def load_file(path: Path, without_weights: bool = False) -> object:
+    """Content of a .safetensors file, or of one of torch.save: plain tensors, which stay on disk `without_weights`, numbers and
+    texts; no code runs.
+
+    Raises LOAD_ERRORS for another format or a damaged file, and `OSError` for one that may not be opened.
+    """
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path)
+    with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
+        warnings.simplefilter("ignore")
+        # Files from before torch 1.6 are no archives and cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=without_weights and zipfile.is_zipfile(path))
+
+
+def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Weights under this version's names: version 0.1 called the backbone "trunk"."""
+    return {re.sub(r"^trunk\.", "backbone.", name): tensor for name, tensor in weights.items()}
+
+
+def tensors_of(content: object) -> Weights:
+    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, under `current_names` and without
+    DataParallel's `module.`."""
+    if not isinstance(content, Mapping):
+        return {}
+    content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
+    return current_names(_without_prefix({name: value for name, value in content.items()
+                                          if isinstance(name, str) and isinstance(value, torch.Tensor)}))
+
+
+def _without_prefix(weights: Mapping[str, torch.Tensor]) -> Weights:
+    return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+
+
+def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
+    """A DeMo checkpoint's weights under our names, without `module.`; unknown names stay.
+
+    Raises `ValueError` for incomplete weights of HDM or ATMoE.
+    """
+    state_dict = _without_prefix(state_dict)
+    is_clip = CLIP_MARK in state_dict
+    return dict(_from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items())
+
+
+def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
+    """Our weights under DeMo's names: the inverse of `from_demo`."""
+    is_clip = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict  # other backbones have no projection
+    return dict(_to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items())
+
+
+def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
+    """Those of our names (after `from_demo`) that belong to no part of the model."""
+    return [name for name in state_dict if name.partition(".")[0] not in PARTS]
+
+
+def is_demo(state_dict: Mapping[str, torch.Tensor]) -> bool:
+    """Whether these weights have DeMo's names."""
+    return any(name.removeprefix("module.").startswith("BACKBONE.") for name in state_dict)
+
+
+def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """One weight of CLIP's image tower (CLIP's name, without prefix) under timm's name and in timm's shape."""
+    if name == CLIP_PROJECTION[0]:
+        return CLIP_PROJECTION[1], tensor.T.contiguous()
+    for theirs, ours in CLIP_NAMES:
+        name = name.replace(theirs, ours, 1)
+    if name in ("cls_token", "pos_embed") and tensor.ndim:  # ours have a batch axis: (C) or (N, C) → (1, N, C)
+        tensor = tensor.reshape(1, -1, tensor.shape[-1])
+    return name, tensor
+
+
+def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    if name == CLIP_PROJECTION[1]:
+        return CLIP_PROJECTION[0], tensor.T.contiguous()
+    if name in ("cls_token", "pos_embed"):
+        tensor = tensor.flatten() if name == "cls_token" else tensor.squeeze(0)
+    for theirs, ours in CLIP_NAMES:
+        if ours == "norm." and not name.startswith("norm."):  # the final norm, not one inside a block
+            continue
+        name = name.replace(ours, theirs, 1)
+    return name, tensor
+
+
+def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
+    if name in THEIR_CAMERAS:
+        return OUR_CAMERAS, tensor
+    if not name.startswith(THEIR_BACKBONE):
+        return _renamed(name, _prefixes()), tensor
+    name = name.removeprefix(THEIR_BACKBONE)
+    name, tensor = clip_to_timm(name, tensor) if is_clip else (name, tensor)
+    return OUR_BACKBONE + name, tensor
+
+
+def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
+    if name == OUR_CAMERAS:
+        return THEIR_CAMERAS[is_clip], tensor
+    if not name.startswith(OUR_BACKBONE):
+        return _renamed(name, [(ours, theirs) for theirs, ours in _prefixes()]), tensor
+    name = name.removeprefix(OUR_BACKBONE)
+    name, tensor = _timm_to_clip(name, tensor) if is_clip else (name, tensor)
+    return THEIR_BACKBONE + name, tensor
+
+
+def _renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
+    return new + name.removeprefix(old)
+
+
+def _prefixes() -> list[tuple[str, str]]:
+    """First parts of names outside the backbone: DeMo's and ours."""
+    gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
+    pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
+    heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+    return [*((f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
+            *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
+            *((f"{part}{suffix}.", f"heads.{head}.{part}.") for suffix, head in heads.items()
+              for part in ("bottleneck", "classifier"))]
+
+
+def backbone_of(model: Weights, path: Path) -> Weights:
+    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
+    weights = {name.removeprefix(OUR_BACKBONE): tensor for name, tensor in model.items() if name.startswith(OUR_BACKBONE)}
+    if not weights:
+        raise UserError(f"The weights {path} have no {OUR_BACKBONE}…, so they are not those of a model; give a checkpoint "
+                        "of train_net.py or of DeMo.")
+    return weights

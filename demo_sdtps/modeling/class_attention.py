@@ -1,0 +1,111 @@
+"""Keys and attention weights in a block of a Vision Transformer, without running the block.
+
+A block is read by the names of its parts, so that no library is imported: timm's VisionTransformer and Eva, OpenAI's CLIP and
+open_clip, torchvision, and the ViT, CLIP and DINOv2 of Hugging Face's transformers.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.runtime.errors import UserError
+
+CLASS_TOKEN = slice(1)
+NORMS = ("norm1", "ln_1", "layernorm_before", "layer_norm1")
+ATTENTIONS = ("attn", "self_attention", "self_attn", "attention")
+PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"))
+OTHER_WAYS = ("ResPostBlock", "DiffAttention")
+"""A block and an attention of timm whose parts have these names and mean something else."""
+
+
+@torch.no_grad()
+def attention_weights(block: nn.Module, tokens: Tokens, queries: slice = slice(None),
+                      rope: torch.Tensor | None = None) -> torch.Tensor:
+    """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in `block`, whose input is `tokens`
+    → (B, heads, L or 1, L) float32. `rope` is the rotary embedding of timm's that the block is given.
+
+    Those of the class token cost the block's keys, about a twelfth of the block.
+    """
+    attention = attention_of(block)
+    query, key = _projected(block, tokens.values[:, queries], is_key=False), keys(block, tokens.values)
+    if rope is not None:
+        key = _rotate(key, rope, attention)
+        query = query if query.shape[2] == 1 else _rotate(query, rope, attention)  # the class token has no rotary position
+    with torch.autocast(query.device.type, enabled=False):
+        logits = (query.float() * query.shape[-1] ** -0.5) @ key.float().transpose(-2, -1)
+        if tokens.sizes is not None:
+            logits = logits + tokens.sizes.log()[:, None, None, :]
+        return logits.softmax(dim=-1)
+
+
+@torch.no_grad()
+def keys(block: nn.Module, values: torch.Tensor) -> torch.Tensor:
+    """Keys of tokens (B, L, C), the input of `block`, before a rotary embedding → (B, heads, L, D)."""
+    return _projected(block, values, is_key=True)
+
+
+def attention_of(block: nn.Module) -> Any:
+    """The attention of a block, None where it is not known."""
+    found: Any = _first(block, ATTENTIONS)
+    found = getattr(found, "attention", found)  # of transformers' ViT before version 5
+    norm = _first(block, NORMS)
+    is_known = norm is not None and not {type(block).__name__, type(found).__name__} & set(OTHER_WAYS)
+    return found if is_known and _projections(found) and getattr(found, "num_kv_groups", 1) == 1 else None
+
+
+def check_class_attention(block: nn.Module, what: str, advice: str = "choose another score or backbone") -> None:
+    """Raise `UserError`, `what` first in the sentence and `advice` last, for a block whose attention is not known here."""
+    if attention_of(block) is None:
+        raise UserError(f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
+                        f"({type(block).__name__}) is computed in another way; {advice}.")
+
+
+def _projected(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Tensor:
+    """Queries or keys of tokens (B, L, C) → (B, heads, L, D)."""
+    attention = attention_of(block)
+    # EVA's variant with the norm behind the attention.
+    seen = values if type(block).__name__ == "EvaBlockPostNorm" else _first(block, NORMS)(values)
+    projection = _projections(attention)[is_key]
+    heads = F.linear(seen, *projection).unflatten(-1, (_heads(attention), -1)).transpose(1, 2)
+    norm = getattr(attention, "k_norm" if is_key else "q_norm", None)
+    return heads if norm is None else norm(heads)
+
+
+def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Weight and bias of the queries, and of the keys; none where they are not known."""
+    for names in PROJECTIONS:
+        if all(isinstance(getattr(attention, name, None), nn.Linear) for name in names):
+            # Detached: autocast may keep a half-precision copy of a parameter, which without gradient the block must not reuse.
+            return [(getattr(attention, name).weight.detach(), getattr(attention, name).bias) for name in names]
+    qkv = getattr(attention, "qkv", None)
+    weight, bias = (getattr(qkv, "weight", None), getattr(qkv, "bias", None)) if qkv is not None else (
+        getattr(attention, "in_proj_weight", None), getattr(attention, "in_proj_bias", None))
+    if weight is None or _heads(attention) is None:
+        return []
+    weights = weight.chunk(3)[:2]
+    if getattr(attention, "q_bias", None) is not None:  # of timm's Eva
+        return list(zip(weights, (attention.q_bias, attention.k_bias), strict=True))
+    return list(zip(weights, (None, None) if bias is None else bias.chunk(3)[:2], strict=True))
+
+
+def _heads(attention: Any) -> int:
+    return _first(attention, ("num_heads", "num_attention_heads"))
+
+
+def _first(owner: Any, names: tuple[str, ...]) -> Any:
+    """The first of these attributes that `owner` has, None for none."""
+    return next((getattr(owner, name) for name in names if getattr(owner, name, None) is not None), None)
+
+
+def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
+    """Queries or keys (B, heads, L, D) with the rotary embedding of the patches."""
+    from timm.layers import apply_rot_embed_cat
+
+    prefix = attention.num_prefix_tokens
+    halves = {"half": True} if getattr(attention, "rotate_half", False) else {}  # older versions of timm have no such argument
+    turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, **halves)
+    return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)

@@ -1,0 +1,105 @@
+"""The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from demo_sdtps.config.common import MODALITIES
+from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
+from demo_sdtps.modeling.sdtps import (
+    STATE_NAMES,
+    MultiModalSDTPS,
+    cosine_guidance,
+    guide_order,
+    guided_score,
+    guides_of,
+    predict,
+    score_mlp,
+)
+from demo_sdtps.modeling.slimming.tokens import ByModality
+
+
+class GuidedScore(Score):
+    """(1 - 2β)·MLP + β·Σ weight·guidance, the published score. A subclass says where the MLPs are (`mlp`).
+
+    The global features guide, and where there are none, the class tokens.
+    """
+
+    guide_missing = False  # whether missing modalities guide the others
+
+    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: Any):
+        super().__init__(width, grid, **settings)
+        self.beta = beta
+
+    @abstractmethod
+    def mlp(self, modality: str) -> nn.Module:
+        """The `score_mlp` of a modality."""
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        guidance, weights = self._guided(tokens, context)
+        return guided_score(predict(self.mlp(context.modality), tokens), guidance, weights, self.beta)
+
+    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
+        """"MLP", and by modality the guidance of its global feature."""
+        guidance = self._guided(tokens, context)[0]
+        by_index = dict(zip(guide_order(MODALITIES.index(context.modality)), guidance, strict=True))
+        return {"MLP": predict(self.mlp(context.modality), tokens),
+                **{modality: by_index[index] for index, modality in enumerate(MODALITIES)}}
+
+    def _guided(self, tokens: torch.Tensor, context: Context) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
+        """→ guidance (G, B, N) in `guide_order` and its weights."""
+        found = context.global_feats or context.class_tokens
+        absent = {} if self.guide_missing else context.missing
+        missing = [modality not in found or absent.get(modality, False) for modality in MODALITIES]
+        # A modality without tokens has the weight 0, whatever stands in its place.
+        global_feats = [found.get(modality, found[context.modality]) for modality in MODALITIES]
+        guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)
+        return cosine_guidance(tokens, guides), weights
+
+
+class SDTPSScore(GuidedScore):
+    """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
+
+    def __init__(self, width: int, grid: tuple[int, int], modalities: Sequence[str] = MODALITIES, **settings: Any):
+        super().__init__(width, grid, **settings)
+        self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in modalities})
+
+    def mlp(self, modality: str) -> nn.Module:
+        return self.score_predictor[modality]
+
+
+class SDTPS(GuidedScore):
+    """SDTPS after the backbone: the modules of `MultiModalSDTPS` under their names, on a `Context`.
+
+    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others. Raises `ValueError`
+    as `MultiModalSDTPS`.
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float,
+                 modalities: Sequence[str] = MODALITIES, **settings: Any):
+        super().__init__(width, grid, beta=beta)
+        self.guide_missing = guide_missing
+        sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
+        for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
+            for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
+                self.add_module(part, sdtps.get_submodule(part))
+        self.patches, self.keep = patches, sdtps.keep
+
+    def mlp(self, modality: str) -> nn.Module:
+        return self.part(modality, "sparse").score_predictor
+
+    def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
+        """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
+        found = {}
+        for modality, score in self.scores(context).items():
+            tokens = context.tokens[modality]
+            kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
+            aggregated = self.part(modality, "aggr")(kept, decision)
+            found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
+        return found
+
+    def part(self, modality: str, part: str) -> Any:
+        """The `TokenSparse` ("sparse") or `TokenAggregation` ("aggr") of a modality."""
+        return getattr(self, f"{STATE_NAMES[MODALITIES.index(modality)]}_{part}")

@@ -1,0 +1,73 @@
+"""Contrast of a patch's colour with the picture's border: a score of the images alone, without weights (docs/method.md)."""
+import torch
+import torch.nn.functional as F
+
+from demo_sdtps.modeling.slimming.scores.base import Context, Score
+from demo_sdtps.modeling.slimming.tokens import ByModality, split_rows
+
+NEAREST = 3  # a patch at the border is itself its nearest
+ROUNDS = 6
+
+
+class Saliency(Score):
+    """How far a patch's mean colour is from the border's, and how far a way over the grid leads away from it, in the own
+    modality; float32, without gradient; needs `Context.images`.
+
+    The border is background where a picture is a crop around its object, and background is connected with it (Wei et al.,
+    Geodesic saliency using background priors, ECCV 2012). With d_i the distance of patch i to the third nearest of the border's
+    colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
+    """
+
+    of_images = True
+
+    def scores(self, context: Context) -> ByModality:
+        found = saliency(context)
+        return {modality: found[modality].gather(1, context.positions_of(modality)) for modality in context.tokens}
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return self.scores(context)[context.modality]
+
+
+@torch.no_grad()
+def saliency(context: Context) -> ByModality:
+    """Score (B, N) of `Saliency` on the whole grid."""
+    # All modalities in one batch, as the way over the grid takes many small operations.
+    images = torch.cat(list(context.images.values()))
+    with torch.autocast(images.device.type, enabled=False):
+        colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
+        return split_rows(border_contrast(colours, context.grid), context.images)
+
+
+def border_contrast(colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """colours (B, N, 3) on a grid of (rows, columns) → score (B, N) of `Saliency`."""
+    border = border_places(grid, colours.device)
+    distances = torch.cdist(colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
+    start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
+    return nearest + geodesic(start, colours, grid)
+
+
+def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """The places at the border of a grid of (rows, columns), ascending, int64."""
+    # By indices of a known number, as a mask would wait for the device.
+    rows, columns = grid
+    places = torch.arange(rows * columns, device=device).unflatten(0, grid)
+    sides = places[1:-1, ::max(1, columns - 1)]
+    return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
+
+
+def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
+    distances are the costs between neighbours → (B, N).
+
+    Every round goes along all rows and columns in both directions, so that ways have up to ROUNDS · 2 turns.
+    """
+    cost, seen = start.unflatten(1, grid), colours.unflatten(1, grid)
+    # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
+    sums = {dim: F.pad(seen.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)).cumsum(dim) for dim in (1, 2)}
+    for _ in range(ROUNDS):
+        for dim, steps in sums.items():
+            forth = (cost - steps).cummin(dim).values + steps
+            back = (cost + steps).flip(dim).cummin(dim).values.flip(dim) - steps
+            cost = torch.minimum(forth, back)
+    return cost.flatten(1)

@@ -1,0 +1,128 @@
+"""Slimming of any Vision Transformer in one line: `slim`, `unslim` and the loss of a score (docs/slim.md).
+
+The method and its hooks are in slimming.py and hooks.py; neither needs a configuration or a library beside torch.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pkgutil import resolve_name
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from demo_sdtps.config.scores import SCORES as ENTRIES
+from demo_sdtps.modeling.slimming.hooks import FIRST, IMAGE, Slim, attach
+from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.stage import check_stages
+from demo_sdtps.modeling.slimming.towers import Tower, find_towers
+from demo_sdtps.runtime.errors import UserError, nearest
+
+SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
+"""Scores that need neither a configuration nor the size of the grid."""
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (0.5, 0.5),
+         score: str | Score | Sequence[str | Score] = "saliency", *, merge: bool = True, restore: bool = False,
+         shared: bool | str = True, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0) -> Model:
+    """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
+
+    `keep` are the shares of the patches there are that each stage keeps, `score` is one of SCORES, a `Score`, or one for each
+    stage. Dropped patches become one extra token with `merge`, and none without. With `restore` the output of the last block
+    has the whole grid: the kept patches, and the dropped ones as they were when they were dropped. `shared`: True, one set for
+    all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each its own.
+    `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens before and
+    behind the patches.
+
+    A score with weights adds them as `slimming.scores.…`. Raises `UserError` for a model without a Vision Transformer that
+    slimming fits, one that is slimmed or compiled already, and settings that do not fit. docs/slim.md has an example for each
+    library.
+    """
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise UserError(f"{type(model).__name__} wraps a model already; slim the model, then wrap it.")
+    if any(type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) for part in model.modules()):
+        raise UserError(f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then.")
+    if shared not in (True, False, FIRST):
+        raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
+    if not (isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)) \
+            or list(blocks) != sorted(set(blocks)):
+        raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
+                        "as (0, 4) and (0.5, 0.5).")
+    if not all(0 < share <= 1 for share in keep):
+        raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
+    towers = find_towers(model, blocks_at, prefix, suffix)
+    hooks = [getattr(hook, "func", None) for tower in towers for hook in tower.patches._forward_hooks.values()]
+    if hasattr(model, "slimming") or any(isinstance(getattr(hook, "__self__", None), Slim) for hook in hooks):
+        raise UserError(f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before.")
+    attach_to(model, towers, blocks, keep, _scores(score, len(blocks), towers[0]), merge=merge, restore=restore, follow=shared)
+    return model
+
+
+def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], keep: Sequence[float], scores: Sequence[Score],
+              **settings: Any) -> Slim:
+    """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`. Raises `UserError`."""
+    slimming = Slim([tower.layout for tower in towers], blocks, keep, scores, **settings)
+    for tower in towers:
+        check_stages(slimming, tower.blocks, f"{type(model).__name__}{tower.path and '.' + tower.path}")
+    for scorer in scores:
+        name = type(scorer).__name__
+        if scorer.needs_sizes:
+            raise UserError(f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
+                            "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
+                            "model.")
+        if scorer.needs_attention and not all(tower.has_class for tower in towers):
+            raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
+                            "class token; choose another score, such as saliency.")
+    slimming.to(towers[0].patches.weight).train(model.training)
+    attach(model, slimming, towers)
+    return slimming
+
+
+def unslim(model: Model) -> Model:
+    """Take slimming off, in place; → the model. Raises `UserError` for a model without."""
+    slimming_of(model)
+    for module in list(model.modules()):
+        slimming = getattr(module, "slimming", None)
+        if isinstance(slimming, Slim):
+            for handle in slimming.handles:
+                handle.remove()
+            del module.slimming
+    return model
+
+
+def slim_loss(model: nn.Module) -> torch.Tensor:
+    """The loss of the scores in the last forward in training mode, a scalar with its weight: add it to the model's own.
+
+    Masks of the foreground (B, 1, H, W) in [0, 1] are the argument `foreground` of that forward: model(images, foreground=…).
+    Raises `UserError` where it had none, or the score has no loss.
+    """
+    slimming_of(model)
+    losses = [loss for module in model.modules() if isinstance(module, Slim) for loss in module.state.losses]
+    if not losses:
+        raise UserError("The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
+                        "(B, 1, H, W), and slim it by a score that learns: supervised, or self_supervised, without masks.")
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+
+def slimming_of(model: nn.Module) -> Slim:
+    """The slimming of a model, or of the one that it wraps. Raises `UserError`."""
+    found = next((module for module in model.modules() if isinstance(module, Slim)), None)
+    if found is None:
+        raise UserError(f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before.")
+    return found
+
+
+def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
+    """A score for each of `count` stages. Raises `UserError`."""
+    each = list(score) if isinstance(score, (list, tuple)) else [score, *(deepcopy(score) for _ in range(count - 1))]
+    if len(each) != count:
+        raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
+    for name in each:
+        if not isinstance(name, Score) and name not in SCORES:
+            raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
+                            f"{nearest(name, SCORES)}.")
+    return [one if isinstance(one, Score) else
+            resolve_name(ENTRIES[str(one)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE) for one in each]

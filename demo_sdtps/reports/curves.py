@@ -1,0 +1,50 @@
+"""Curves of a run: loss, accuracy, mAP and Rank-1 over the epochs."""
+from pathlib import Path
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.load import StoredText
+from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated, read_records
+from demo_sdtps.modeling.checkpoints.loading import stored_config
+from demo_sdtps.reports.figures import plt, save
+from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
+from demo_sdtps.training.output import LAST
+
+IMAGE = "curves.png"
+
+
+def evaluated_run(folder: Path) -> list[dict]:
+    """The records of a run's metrics.json. Raises `UserError` where no epoch was evaluated."""
+    records = read_records(folder)
+    if not evaluated(records):
+        raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
+                        "training.")
+    return records
+
+
+def run_config(run: Path, example: str) -> StoredText:
+    """The configuration of a finished run. Raises `UserError` where there is no such run."""
+    evaluated_run(run)
+    return stored_config(run / LAST, example)
+
+
+def draw_curves(records: list[dict], path: Path) -> Path:
+    """Loss and accuracy on the left, mAP and Rank-1 per return pattern on the right."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    trained = [record for record in records if "loss" in record]
+    left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color=TEXT, marker=".")
+    left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
+    accuracy = left.twinx()
+    accuracy.plot([r["epoch"] for r in trained], [100 * r["accuracy"] for r in trained], "--", color=PLAIN, marker=".")
+    accuracy.set_ylabel("training accuracy (%, dashed)", color=PLAIN)
+    accuracy.set_ylim(0, 100)
+    accuracy.grid(False)
+
+    tested = evaluated(records)
+    epochs = [record["epoch"] for record in tested]
+    for pattern, colour in PATTERNS.items():
+        for name, style in (("mAP", "-"), ("Rank-1", ":")):
+            values = [100 * record["patterns"][str(pattern)][name] for record in tested]
+            right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
+    right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
+    right.legend(fontsize=8)
+    return save(figure, path)

@@ -1,0 +1,171 @@
+"""An index: features of a gallery of own images in a store, brought up to date with its images (docs/retrieval.md)."""
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.datasets.images import unreadable, verify
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
+from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
+from demo_sdtps.runtime.device import choose_device, choose_precision
+from demo_sdtps.runtime.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
+from demo_sdtps.runtime.files import sha256
+from demo_sdtps.runtime.progress import progress
+
+SHARD_ROWS = 4096
+REBUILD = "pass --rebuild to make it anew, or --index another folder"
+UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+"""Keys of MODEL on which features do not depend."""
+
+Extract = Callable[[Sequence[Triplet]], np.ndarray]
+"""Features (n, D) float32 of triplets."""
+
+
+class Changes(NamedTuple):
+    """Numbers of triplets that were new, changed and removed since the index was written."""
+
+    new: int
+    changed: int
+    removed: int
+
+
+@dataclass
+class Index:
+    """The triplets of a store. Its record has the folder of the `gallery`, and what is `approximate`, by kind."""
+
+    store: Store
+    rows: dict[str, list[tuple[str, str]]] = field(init=False)
+    """By shard the name of each triplet, and the stamp of its files (`Triplet.stamp`)."""
+
+    def __post_init__(self) -> None:
+        self.rows = {shard: list(zip(self.store.texts(shard, "names"), self.store.texts(shard, "stamps"), strict=True))
+                     for shard in self.store.shards}
+
+    @property
+    def names(self) -> list[str]:
+        return [name for rows in self.rows.values() for name, _ in rows]
+
+    def features(self) -> Stack:
+        return self.store.features(list(self.rows))
+
+    def add(self, rows: Sequence[tuple[str, str]], features: np.ndarray) -> None:
+        """Write a shard of triplets with features (n, D), which counts from `commit` on. Raises `UserError`."""
+        shard = f"shard-{secrets.token_hex(8)}{SUFFIX}"
+        names, stamps = zip(*rows, strict=True)
+        self.store.write(shard, features, {"names": names, "stamps": stamps})
+        self.rows[shard] = list(rows)
+
+    def drop(self, stamps: Mapping[str, str]) -> None:
+        """Drop the triplets whose files are not as in `stamps`, by name: the shards that have some are written anew."""
+        for shard, rows in list(self.rows.items()):
+            kept = [stamps.get(name) == stamp for name, stamp in rows]
+            if not all(kept):
+                del self.rows[shard]
+                if any(kept):
+                    self.add(list(compress(rows, kept)), self.store.features([shard]).take(np.flatnonzero(kept)))
+        self.commit()
+
+    def commit(self) -> None:
+        """Make what is written count. Raises `UserError`."""
+        self.store.shards = list(self.rows)
+        self.store.commit([kept["file"] for kept in self.store.record["approximate"].values()])
+
+
+def extraction(reid: Extractor, pattern: int) -> Extract:
+    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
+    `UserError` with all images of the shard that cannot be read."""
+    def extract(triplets: Sequence[Triplet]) -> np.ndarray:
+        if not triplets:
+            return np.empty((0, reid.widths[pattern]), np.float32)
+        own = shard_for_rank(triplets)
+        try:
+            rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern)
+        except UserError:
+            verify(path for triplet in own for path in triplet.paths if path)
+            raise
+        return all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
+
+    return extract
+
+
+def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
+    """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
+    `broken` by path. Each of several processes reads a shard of them."""
+    own = unreadable(path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
+    for part in all_gather_object(own):
+        broken.update(part)
+    return [triplet for triplet in (triplet.without(broken) for triplet in triplets) if any(triplet.paths)]
+
+
+def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))  # auto is another one on other hardware
+    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    groups = {"MODEL": cfg.MODEL, "INPUT": cfg.INPUT, "TEST": {"NECK_FEAT": cfg.TEST.NECK_FEAT, "AMP": amp}}
+    keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    used = {key: value for key, value in keys.items() if key not in UNUSED}
+    # As it is read again: JSON has no tuples.
+    return json.loads(json.dumps({"checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)), "return_pattern": pattern,
+                                  "configuration": used}))
+
+
+def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:
+    """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`.
+
+    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration.
+    """
+    place = str(gallery.resolve())
+    if rebuild:
+        check_own(folder)
+    store = None if rebuild else open_store(folder, REBUILD)
+    if store is None:
+        return Index(Store(folder, origin, REBUILD, {"gallery": place, "approximate": {}}))
+    check_origin(store, origin)
+    if store.record["gallery"] != place and Path(store.record["gallery"]).exists():
+        raise UserError(f"The index {folder} is of the gallery {store.record['gallery']}, not of {gallery}; {REBUILD}.")
+    store.record["gallery"] = place  # where its folder is gone, it has moved
+    store.record.setdefault("approximate", {})
+    return Index(store)
+
+
+def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract,
+           check: Callable[[Sequence[Triplet]], list[Triplet]] = list) -> Changes:
+    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
+    `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
+
+    Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
+    together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
+    """
+    changes, todo = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
+    with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
+        for start in range(0, len(todo), SHARD_ROWS):
+            rows = todo[start:start + SHARD_ROWS]
+            chunk = check([triplets[row] for row in rows])
+            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
+            features = extract(chunk)
+            if index is not None and chunk:
+                index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
+                index.commit()
+            bar.update(len(rows))
+    return changes
+
+
+def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[int]]:
+    """What has changed, and the rows of the triplets to extract; drops from the index what is no longer valid."""
+    stamps = {triplet.name: triplet.stamp() for triplet in progress(triplets, "looking for changes", unit="triplet")}
+    known = dict(row for rows in index.rows.values() for row in rows)
+    todo = [row for row, triplet in enumerate(triplets) if known.get(triplet.name) != stamps[triplet.name]]
+    changed, removed = sum(triplets[row].name in known for row in todo), len(known.keys() - stamps.keys())
+    if changed or removed:
+        index.drop(stamps)
+    return Changes(len(todo) - changed, changed, removed), todo

@@ -1,0 +1,172 @@
+"""Evaluation of SEPS (docs/seps.md): each image and each caption is encoded once, then all pairs are compared."""
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.evaluation.command import prepare_evaluation
+from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
+from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
+from demo_sdtps.runtime.distributed import (
+    all_gather_parts,
+    all_gather_rows,
+    all_reduce,
+    broadcast_from_main,
+    check_equal,
+    rank,
+    world_size,
+)
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.runtime.transfer import on_cpu, to_device
+from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
+from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
+from demo_sdtps.seps.model import SEPS, make_seps
+from demo_sdtps.seps.recall import five_fold
+from demo_sdtps.seps.schema import EXAMPLE
+from demo_sdtps.seps.towers import load_tokenizer
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class RetrievalData:
+    """A split to evaluate: its images, its captions as lists of tokens, and the number of folds."""
+
+    loader: DataLoader  # loads this process's part of the images
+    captions: list[list[int]]
+    long_captions: list[list[int]] | None  # one per image
+    image_of: torch.Tensor  # (captions,): the index of each caption's image
+    folds: int
+    batch: int  # texts encoded, and captions compared, at a time
+
+    @property
+    def images(self) -> int:
+        """The number of images; every image has a caption."""
+        return int(self.image_of.max()) + 1
+
+
+def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
+    """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
+    data = cfg.DATASETS
+    splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
+    without = [name for name, split in splits.items() if split.long_captions is None]
+    if 0 < len(without) < len(splits):
+        raise UserError(f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
+                        "them, or set DATASETS.LONG_CAPTIONS to no.")
+    return splits
+
+
+def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
+    """Warnings about data that are probably a mistake, though training and evaluation can go on."""
+    shared = {name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")}
+    return [f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
+            "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
+
+
+def check_folds(split: ImageTexts, folds: int) -> None:
+    """Raise `UserError` where `folds` does not divide the number of images of a split."""
+    if len(split.paths) % folds:
+        raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
+                        "choose a number that divides them.")
+
+
+def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
+    """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
+    check_folds(split, folds)
+    return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
+                         cfg.TEST.IMS_PER_BATCH)
+
+
+def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
+    """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
+
+    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
+    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit, or differ between the
+    processes; with `several` as `prepare_evaluation`.
+    """
+    device = prepare_evaluation(cfg, EXAMPLE, several)
+    weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
+    split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
+    check_equal(split, "images and captions")
+    tokenizer = load_tokenizer(cfg)
+    model, _ = make_seps(cfg, pretrained=False)
+    fill_model(model, weights, cfg.TEST.WEIGHT)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
+
+
+def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
+    """R@1, R@5, R@10 in both directions and their sum in percent, means over folds. Raises `UserError` as `similarities`."""
+    found = similarities(model, data)
+    return broadcast_from_main(lambda: five_fold(found, data.image_of, data.folds))
+
+
+def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
+    """One line on what is evaluated: data set, split, images, captions and folds."""
+    folds = f", in {data.folds} parts of {data.images // data.folds} images" if data.folds > 1 else ""
+    return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.captions)} captions{folds}"
+
+
+def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
+    """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0.
+
+    Each of several processes encodes a part of the images and captions and compares all images with a part of the captions.
+    Raises `UserError` for tokens and similarities that are not finite, or too large to be compared.
+    """
+    with evaluating(model):
+        device = next(model.parameters()).device
+        loaded = progress(image_batches(data.loader), "encoding images", len(data.loader), unit="batch")
+        tokens = all_gather_rows(torch.cat([model.image_tower(to_device(images, device)) for images in loaded]), data.images)
+        words = _encode_texts(model, data.captions, data.batch, "encoding captions")
+        long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
+        check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
+        found = torch.zeros(len(tokens), len(words))
+        blocks = [(slice(int(fold[0]), int(fold[-1]) + 1), block) for fold in torch.arange(len(tokens)).chunk(data.folds)
+                  for block in _blocks(torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch)]
+
+        own = blocks[rank()::world_size()]
+
+        def compared() -> Iterator[list[torch.Tensor]]:
+            for images, block in own:
+                dense = long and padded([long[data.image_of[caption]] for caption in block])
+                captions = padded([words[caption] for caption in block])
+                yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
+
+        with progress(total=sum(len(block) for _, block in own), desc="comparing", unit="caption") as bar:
+            for (images, block), (similarity,) in zip(own, on_cpu(compared()), strict=True):
+                found[images, block] = similarity
+                bar.update(len(block))
+    found = all_reduce(found)  # where another process compares, this one has zeros
+    check_finite("The similarities", [found])
+    return found
+
+
+def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
+    """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
+    device = next(model.parameters()).device
+    blocks = _blocks(range(len(texts)), texts, batch)
+    parts = [[index for block in blocks[other::world_size()] for index in block] for other in range(world_size())]
+    encoded: list[torch.Tensor] = []
+    with progress(total=len(parts[rank()]), desc=title, unit="text") as bar:
+        for block in blocks[rank()::world_size()]:
+            words, lengths = padded([texts[index] for index in block])
+            vectors = model.text_tower(to_device(words, device), lengths)
+            encoded += [part[:length] for part, length in zip(vectors, lengths.tolist(), strict=True)]
+            bar.update(len(block))
+    if world_size() > 1:
+        own = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
+        counts = [[len(texts[index]) for index in part] for part in parts]
+        whole = all_gather_parts(own, list(map(sum, counts)))
+        encoded = [vectors for part, lengths in zip(whole, counts, strict=True) for vectors in part.split(lengths)]
+    by_index = dict(zip(chain(*parts), encoded, strict=True))
+    return [by_index[index] for index in range(len(texts))]
+
+
+def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:
+    """Blocks of at most `size` indices, sorted by the texts' lengths to reduce padding."""
+    ordered = sorted(indices, key=lambda index: len(texts[index]))
+    return [ordered[start:start + size] for start in range(0, len(ordered), size)]

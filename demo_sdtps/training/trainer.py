@@ -1,0 +1,255 @@
+"""The training loop of re-identification and of SEPS: epochs, evaluation, the files of a run, and resuming it.
+
+A run that was interrupted resumes from last.pth and gives, to the last bit, the numbers of an uninterrupted one.
+"""
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Generic, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.evaluation.tables import METRICS
+from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
+from demo_sdtps.modeling.checkpoints.names import current_names
+from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
+from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.monitor import LossMonitor, Meter
+from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards
+from demo_sdtps.training.resume import DIGEST, Resumed, random_states, set_random_states
+from demo_sdtps.training.stop import Stopped, StopRequest
+
+Model = TypeVar("Model", bound=nn.Module)
+Batch = TypeVar("Batch")
+PART = "loss/"  # prefix of the names of the loss's parts
+logger = logging.getLogger(__name__)
+
+
+def group(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Those of an epoch's values whose names begin with `prefix`, by their names without it."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+class Evaluation(NamedTuple):
+    """The results of an evaluation."""
+
+    record: Mapping[str, object]  # entries of the epoch's record in metrics.json
+    score: float  # the epoch with the largest is saved as best.pth
+    scalars: Mapping[str, float]  # for the boards, as TensorBoard
+    table: str  # for the log
+
+
+class Trainer(ABC, Generic[Model, Batch]):
+    """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
+
+    `optimizers` begin with the model's. `auxiliary` modules train beside the model and are saved under their names; `about` is
+    saved in every checkpoint, and `data`, the digest of the run's data (`digest_data`), in those from which it is resumed.
+    `notes` are lines for the log, each with its level.
+    """
+
+    unit: str  # plural name of a sample, for the log
+
+    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, optimizers: Sequence[torch.optim.Optimizer],
+                 data: Mapping[str, str], auxiliary: Mapping[str, nn.Module] | None = None,
+                 about: Mapping[str, object] | None = None, notes: Sequence[tuple[int, str]] = ()):
+        self.cfg, self.model, self.loader, self.notes = cfg, model, loader, notes
+        self.optimizers, self.data, self.auxiliary, self.about = optimizers, data, auxiliary or {}, about or {}
+        self.stop = StopRequest()
+        self.device = next(model.parameters()).device
+        self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
+        # Only the gradients of float16 underflow; with other types the scaler does nothing.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
+        self.monitor, self.meter = LossMonitor(), Meter()
+        self.epoch, self.step, self.best = 0, 0, -1.0
+        self.saved = time.monotonic()
+        self.records: list[dict] = []
+
+    @abstractmethod
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what depends on the epoch, counted from 1, such as learning rates."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """The batches of `loader`."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+        """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name.
+
+        A name "loss/<part>" is a part of the loss, recorded under "losses".
+        """
+
+    @abstractmethod
+    def evaluate(self, epoch: int) -> Evaluation:
+        """Evaluate the model after an epoch, 0 for the untrained one."""
+
+    @abstractmethod
+    def describe(self, means: Mapping[str, float]) -> str:
+        """The means over an epoch's samples in a few words, for the log."""
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the model is evaluated after this epoch."""
+        return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
+
+    def run(self, output: Path, resumed: Resumed | None = None) -> list[dict]:
+        """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
+
+        Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
+        not finite and a file that cannot be written; `Stopped` after SIGTERM, SIGHUP or Ctrl-C.
+        """
+        self.output, self.saved = output, time.monotonic()
+        for level, note in self.notes:
+            logger.log(level, "%s", note)
+        first = resumed.state["epoch"] + 1 if resumed else None
+        with scalar_boards(output, self.cfg, first) as self.boards, self.stop.listening():
+            if not is_main():  # processes start with equal models and draw different random numbers
+                set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
+            if resumed:
+                self._restore(resumed)
+            self._train()
+        return self.records
+
+    def _train(self) -> None:
+        solver = self.cfg.SOLVER
+        logger.info("device %s, precision %s, threads: %d", self.device, self.precision or torch.float32,
+                    torch.get_num_threads())
+        if not self.records and self.step == 0 and self.is_due(0):
+            self._report(0, {}, self._evaluate(0))
+        while self.epoch < solver.MAX_EPOCHS:
+            self.train_epoch()
+            self._finish_epoch()
+            is_last = self.epoch >= solver.MAX_EPOCHS
+            (is_stopped,) = any_rank(bool(self.stop.signal))
+            if is_stopped and not is_last:
+                self._stop()
+            if is_last or self.epoch % solver.CHECKPOINT_PERIOD == 0:
+                self._save()
+        # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
+        if is_main():
+            (self.output / PREVIOUS).unlink(missing_ok=True)
+
+    def train_epoch(self) -> None:
+        """The steps of an epoch, or those that an interrupted one has left. Raises as `run`."""
+        solver, epoch = self.cfg.SOLVER, self.epoch + 1
+        if self.step == 0:
+            self.meter = Meter()
+        self.begin_epoch(epoch)
+        sampler_of(self.loader).begin(epoch, self.step)
+        self.model.train()
+        bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
+                       initial=self.step)
+        for batch in bar:
+            self._train_step(batch)
+            if self.step % solver.LOG_PERIOD == 0 and self.monitor.recent:  # what is read anyway: no wait for a GPU
+                bar.set_postfix_str(f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s")
+            is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
+            is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
+            if is_stopped:
+                self._stop()
+            if is_due:
+                self._save()
+
+    def _train_step(self, batch: Batch) -> None:
+        loss, count, sums = self.loss(batch)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        with deterministic_backward():
+            self.scaler.scale(loss).backward()
+        if self.cfg.SOLVER.GRAD_CLIP:
+            self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        self.step += 1
+        self.meter.update(count, loss=loss.detach() * count, **sums)
+        self.monitor.add(self.epoch + 1, self.step, loss)
+
+    def _finish_epoch(self) -> None:
+        """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
+        epoch = self.epoch + 1
+        self.monitor.flush()
+        means, (speed, waited) = self.meter.means(), self.meter.speed()
+        rate = max(group["lr"] for group in self.optimizers[0].param_groups)
+        parts = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
+        logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
+                    speed, self.unit, 100 * waited)
+        evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
+        self._report(epoch, {**means, "lr": rate}, evaluation)
+        self.epoch, self.step = epoch, 0
+        if evaluation and evaluation.score > self.best:
+            self.best = evaluation.score
+            if is_main():
+                save_checkpoint(self.output / BEST, self.cfg, self.model, epoch, state=self.about)
+
+    def _evaluate(self, epoch: int) -> Evaluation:
+        """`evaluate`, which a signal interrupts: it is repeated when the run is resumed."""
+        before = random_states()
+        try:
+            # Several processes finish it together: a process that left would block the others.
+            with self.stop.raised_immediately() if world_size() == 1 else nullcontext():
+                return self.evaluate(epoch)
+        except Stopped:
+            set_random_states(before)
+            self._stop()
+
+    def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
+        single, losses = {name: value for name, value in means.items() if "/" not in name}, group(means, PART)
+        self.records.append({"epoch": epoch, **single, **({"losses": losses} if losses else {}),
+                             **(evaluation.record if evaluation else {})})
+        if not is_main():
+            return
+        scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
+        write_json(self.output / METRICS, self.records)
+        for write in self.boards:
+            write(scalars, epoch)
+        if evaluation:
+            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            logger.info("%s\n%s", title, evaluation.table)
+
+    def _stop(self) -> NoReturn:
+        """Save the run and end it by `Stopped`."""
+        self._save()
+        raise Stopped(self.stop.signal)
+
+    def _save(self) -> None:
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
+        self.monitor.flush()
+        states = all_gather_object(random_states())
+        self.saved = time.monotonic()
+        if not is_main():
+            return
+        state = {**self.about, "step": self.step, "best": self.best, "records": self.records, "meter": self.meter.state(),
+                 "scaler": self.scaler.state_dict(), DIGEST: self.data, "random": states,
+                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                 **{name: module.state_dict() for name, module in self.auxiliary.items()}}
+        save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
+
+    def _restore(self, resumed: Resumed) -> None:
+        """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
+        state = resumed.state
+        fill_model(self.model, current_names(state["model"]), resumed.path)
+        for name, module in self.auxiliary.items():
+            module.load_state_dict(state[name])
+        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
+        self.meter = Meter.from_state(state["meter"], self.device)
+        sampler_of(self.loader).begin(self.epoch + 1)
+        states = state["random"]
+        if len(states) != world_size():
+            logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",
+                           len(states), world_size())
+        set_random_states(states[rank() % len(states)])
