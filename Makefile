@@ -5,7 +5,7 @@
 # make test-all   both
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
-# make lint       ruff and mypy
+# make lint       ruff (format and rules) and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
 # make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
@@ -76,7 +76,7 @@ docs: setup
 gpu-check:
 	@$(GPU_PY) -c 'import numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
 	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
-	$(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/test_gpu.py $$(grep -l load_case tests/test_*.py)
+	PYTHONPATH=. $(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/project/test_gpu.py $$(grep -l load_case -r tests --include=test_*.py)
 	$(GPU_PY) -m benchmarks.run --device cuda model evaluation ranking reranking --overwrite --json runs/gpu_check.json
 
 test: setup
@@ -86,14 +86,15 @@ test-slow: setup
 	$(TEST) -m "$(SLOW)"
 
 test-seeds: setup
-	$(PY) tests/seeds.py --json runs/seeds.json
+	$(PY) -m tests.helpers.seeds --json runs/seeds.json
 
 test-hosts: setup
-	$(PY) -m pytest -n 0 -s tests/test_hosts.py tests/test_hosts_demo.py
+	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py
 
 test-all: setup
 	$(TEST)
 
 lint: setup
+	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy demo_sdtps tools studies

@@ -21,10 +21,10 @@ from demo_sdtps.evaluation.operations import count_macs, count_parameters, plain
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.tokens import ByModality
-from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians

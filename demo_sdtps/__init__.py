@@ -21,6 +21,7 @@ __all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "loa
 __version__ = "0.1.0"
 
 __getattr__ = lazy_names(__name__, {
-    "modeling.sdtps": ["MultiModalSDTPS"], "modeling.demo": ["make_model"], "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
+    "modeling.sdtps": ["MultiModalSDTPS"], "modeling.demo": ["make_model"],
+    "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
     "config.load": ["get_cfg", "load_cfg"], "retrieval.extractor": ["Extractor", "load"],
     "plug_in.config": ["add_config"], "plug_in.patch": ["patch"]})

@@ -27,13 +27,13 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from studies.report import as_markdown, draw_costs, draw_results, read_result
 from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, command, source_tree
 from demo_sdtps.training.timing import seconds_of
+from studies.report import as_markdown, draw_costs, draw_results, read_result
 
 logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,11 +13,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import golden_cases
 import torch
 
-# The tests, and the processes that they start, import demo_sdtps from this checkout, installed or not, by a folder that holds
-# nothing else: a checkout's other folders have common names.
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:] = [str(ROOT / "tests" / "alone"), *(folder for folder in sys.path if folder not in ("", str(ROOT)))]
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+# The processes that tests start import demo_sdtps from this checkout, installed or not; the tests' own
+# path is in pyproject.toml.
+ROOT = Path(__file__).resolve().parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 # Each test process computes with one thread, and so do the processes that it starts: there are as many as there are cores.
 THREADS = int(os.environ.get("TEST_THREADS", 1))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)

@@ -1,7 +1,6 @@
 """The demo's figures beside those of other runs: python tools/demo_figures.py --run runs/demo"""
-from pathlib import Path
-
 import argparse
+from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.cli import print_lines, read_arguments, run

@@ -12,9 +12,9 @@ from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, as_rows, headline
-from studies.report import as_markdown, draw_costs, draw_results, final_metric, interval, np, read_result
 from demo_sdtps.runtime.errors import nearest
 from demo_sdtps.runtime.files import read_json
+from studies.report import as_markdown, draw_costs, draw_results, final_metric, interval, np, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

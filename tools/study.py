@@ -22,11 +22,10 @@ sources that it is made with (training/record.py), whose hash the result records
 a result of other sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
 Given a result in place of STUDY.yml, the tables and plots are made from it alone.
 """
-from pathlib import Path
-
 import argparse
 import logging
 import signal
+from pathlib import Path
 
 from demo_sdtps.config.cli import add_overwrite, positive_int, read_arguments, run
 

@@ -1,7 +1,6 @@
 """Write the tables of README.md and docs/ that are made from data: python tools/tables.py [--check]"""
-import sys
-
 import argparse
+import sys
 
 from demo_sdtps.config.cli import print_lines, read_arguments, run
 
@@ -13,9 +12,9 @@ def main() -> None:
                                                  "figures of studies.")
     parser.add_argument("--check", action="store_true", help="write nothing, name the pages that are not current, exit code 1")
     arguments = read_arguments(parser)
-    from tools.pages import DOCS, FIGURES, pages, with_tables
-    from studies.report import read_result
     from demo_sdtps.runtime.files import atomic_write
+    from studies.report import read_result
+    from tools.pages import DOCS, FIGURES, pages, with_tables
 
     changed = {page: text for page in pages() if (text := with_tables(page)) != page.read_text(encoding="utf-8")}
     for page, text in changed.items() if not arguments.check else ():

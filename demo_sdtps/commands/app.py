@@ -1,7 +1,7 @@
 """Search in a browser: python tools/app.py --weight W --gallery FOLDER"""
 
-from demo_sdtps.config.cli import parse, positive_int
 from demo_sdtps.commands.search import search_parser
+from demo_sdtps.config.cli import parse, positive_int
 
 
 def main() -> None:

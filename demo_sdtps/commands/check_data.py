@@ -1,8 +1,7 @@
 """Counts of a data set beside the expected ones, and how to fix them: python tools/check_data.py --config_file F"""
+import argparse
 import sys
 from pathlib import Path
-
-import argparse
 
 from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of

@@ -1,9 +1,8 @@
 """Convert a checkpoint between DeMo's names and ours, or take out its backbone for other runs to start from:
 python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
 """
-from pathlib import Path
-
 import argparse
+from pathlib import Path
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, print_lines, read_arguments

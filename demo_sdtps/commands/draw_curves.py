@@ -1,7 +1,6 @@
 """Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
-from pathlib import Path
-
 import argparse
+from pathlib import Path
 
 from demo_sdtps.config.cli import PICTURE, add_output, check_outputs, print_lines, read_arguments
 

@@ -20,8 +20,8 @@ def main() -> None:
                         help="the image that is segmented; all: each of the three, united (default: RGB)")
     add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = parse(parser)
-    from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.commands.segmenters import make_segmenter
+    from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
 
     samples = [sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split]

@@ -1,9 +1,8 @@
 """Write synthetic images with captions and a tiny text tower: python tools/make_synthetic_captions.py --root data"""
-from pathlib import Path
-
 import argparse
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from PIL import Image

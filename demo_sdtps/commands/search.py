@@ -1,7 +1,6 @@
 """Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
-from pathlib import Path
-
 import argparse
+from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.cli import WEIGHT, add_modality, add_output, config_parser, parsed_in_group, positive_int

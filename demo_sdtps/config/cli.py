@@ -211,7 +211,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Set the threads, before torch is imported, and call `main`; a `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
+    """Set the number of threads and their wait policy, before torch is imported, and call `main`.
+
+    A `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
 
     Errors of the system that name a file, a full disk, a lack of memory and failed loading processes are reported likewise.
     Ctrl-C is exit code 130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.

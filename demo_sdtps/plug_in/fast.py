@@ -10,8 +10,8 @@ from torch import nn
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
-from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.checkpoints.names import from_demo
+from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.runtime.errors import UserError
 

@@ -2,8 +2,8 @@
 
 For SDTPS the model's class becomes a subclass with a forward of its own, which runs the host's; hooks on the host's modules
 read what its forward passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one
-pass of one thread. Slimming is that of any Vision Transformer (modeling/slimming/slim.py), imported where it is on. The rest is written
-for Python 3.8 and torch 1.13, which DeMo pins.
+pass of one thread. Slimming is that of any Vision Transformer (modeling/slimming/slim.py), imported where it is on. The rest
+is written for Python 3.8 and torch 1.13, which DeMo pins.
 """
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
-from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device

@@ -1,7 +1,6 @@
 """The README's figure, light and dark, from a trained model: python docs/site/overview.py --weight runs/demo/best.pth"""
 from pathlib import Path
 
-
 from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"

@@ -1,8 +1,8 @@
 """A score of patches that needs no training."""
 import torch
 
-from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.sdtps import cosines
+from demo_sdtps.modeling.slimming.scores.base import Context, Score
 
 
 def distinctness(tokens: torch.Tensor) -> torch.Tensor:

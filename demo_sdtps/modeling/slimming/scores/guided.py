@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
 from demo_sdtps.modeling.sdtps import (
     STATE_NAMES,
     MultiModalSDTPS,
@@ -18,6 +17,7 @@ from demo_sdtps.modeling.sdtps import (
     predict,
     score_mlp,
 )
+from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
 from demo_sdtps.modeling.slimming.tokens import ByModality
 
 

@@ -1,0 +1,149 @@
+"""tools/app.py in a real browser: images are dropped, hits and kept patches are seen, and nothing is asked for elsewhere."""
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+from browser import Page, headless
+from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for
+
+from demo_sdtps.commands import app, search
+from demo_sdtps.config import load_cfg
+
+PROGRAM = """
+import socket, sys
+connect = socket.socket.connect
+def noted(self, address):
+    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "localhost", "::1"):
+        sys.stderr.write(f"asked for {address}\\n")
+    return connect(self, address)
+socket.socket.connect = noted
+resolve = socket.getaddrinfo
+def resolved(host, *rest, **more):
+    if host not in ("127.0.0.1", "localhost", None):
+        sys.stderr.write(f"asked for {host}\\n")
+    return resolve(host, *rest, **more)
+socket.getaddrinfo = resolved
+from demo_sdtps.commands import main
+main()
+"""
+"""The command, which says what it asks for outside of this machine."""
+
+
+@pytest.fixture
+def place(tiny_root, files, tmp_path, monkeypatch):
+    """The current folder: a checkpoint and a `gallery`."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint_file(tmp_path / "last.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
+    for name, paths in files.items():
+        (tmp_path / "gallery" / name.upper()).mkdir(parents=True)
+        for path in paths:
+            shutil.copy(path, tmp_path / "gallery" / name.upper())
+    return tmp_path
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextmanager
+def served(place, *words):
+    """The address that the command serves, in a process of its own."""
+    given = [sys.executable, "-c", PROGRAM, "app", *words]
+    with open(place / "said.txt", "w") as said:
+        process = subprocess.Popen(given, cwd=place, stdout=said, stderr=said, env=os.environ | {"MPLBACKEND": "Agg"})
+    try:
+        end = time.monotonic() + 120
+        while " searches in " not in (text := (place / "said.txt").read_text()) and process.poll() is None:
+            assert time.monotonic() < end, text
+            time.sleep(0.2)
+        assert process.poll() is None, text
+        yield text.splitlines()[-1].split()[0]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def until(found, seconds=30):
+    end = time.monotonic() + seconds
+    while not (value := found()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return value
+
+
+def requested(driver):
+    """Addresses that the pages asked for, but for those that are the data themselves."""
+    events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
+    found = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [url for url in found if not url.startswith(("data:", "blob:"))]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command):
+    if not find_spec("gradio"):
+        pytest.skip("gradio is not installed (pip install -e '.[app]')")
+    shown = min((place / "gallery" / "RGB").iterdir())
+    shutil.copytree(place / "gallery", place / "query")
+    query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
+    shutil.rmtree(place / "query" / "NI")
+    words = ("--weight", "last.pth", "--gallery", "gallery", "--index", "kept", "--top", 3)
+    with headless(log=True) as driver, served(place, *map(str, words), "--port", str(free_port())) as address:
+        page = Page(driver, address)
+        page.show(1400, "light")
+        slots = until(lambda: driver.find_elements("css selector", "input[type=file]"))
+        slots[0].send_keys(str(query[0]))
+        assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
+        driver.find_elements("css selector", "input[type=file]")[-1].send_keys(str(query[1]))
+
+        def titles():
+            driver.switch_to.default_content()
+            driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
+            found = page.texts("figcaption strong"), page.texts("figcaption .name"), page.texts("figure.query .missing")
+            return found if len(found[2]) == 1 else None
+
+        numbers, names, _ = until(titles)
+        assert numbers[0] == "query" and len(numbers) == 4
+        page.click("li:nth-child(2) a.box")
+        assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
+        driver.switch_to.default_content()
+        assert until(lambda: page.run("return [...document.images].some((one) => one.src.includes('/file=') && "
+                                      "one.naturalWidth > 400)"))  # the picture of the kept patches
+        for width in (1400, 400):
+            page.show(width, "light")
+            assert page.run("return document.documentElement.scrollWidth") <= width
+        asked = requested(driver)
+        assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
+    assert "asked for" not in (place / "said.txt").read_text()
+    code, _, stderr = command(search.main, *words, "--query", "query", "--csv", "x.csv")
+    assert code == 0, stderr
+    with open("x.csv") as file:
+        own = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
+    assert [name.strip() for name in names[1:]] == [os.path.splitext(os.path.basename(row[2]))[0] for row in own]
+    assert [float(title.split("= ")[1]) for title in numbers[1:]] == pytest.approx([float(row[3]) for row in own], abs=1e-3)
+
+
+@pytest.mark.parametrize("port", ["taken", "70000"])
+def test_a_port_that_cannot_be_served_is_one_sentence(place, command, port):
+    if not find_spec("gradio"):
+        pytest.skip("gradio is not installed (pip install -e '.[app]')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1] if port == "taken" else port
+        code, stdout, stderr = command(app.main, "--weight", "last.pth", "--gallery", "gallery", "--port", number)
+    assert code == 2 and stderr.startswith(f"{ONE_LINE}127.0.0.1:{number} cannot be served") and "--port" in stderr
+    assert stderr.count("\n") == 1 and not stdout and not (place / "runs").exists()
+
+
+def test_without_gradio_the_extra_is_named(place, command):
+    if find_spec("gradio"):
+        pytest.skip("gradio is installed")
+    code, stdout, stderr = command(app.main, "--weight", "last.pth", "--gallery", "gallery")
+    assert code == 2 and stderr == f"{ONE_LINE}tools/app.py needs gradio; install them by pip install -e '.[app]'.\n"
+    assert not stdout

@@ -1,0 +1,106 @@
+"""Help and keys: what the commands say without a run."""
+import json
+import os
+import runpy
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from commands import ONE_LINE, ROOT, SCRIPTS, cli_args_for
+
+from demo_sdtps.commands import convert_checkpoint, profile_flops, search
+from demo_sdtps.commands import train as train_net
+
+EVERY = sorted(path.relative_to(ROOT).as_posix() for folder in (".", "tools", "benchmarks")
+               for path in (ROOT / folder).glob("*.py") if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))
+CHECKOUT = {"study", "tables", "demo_figures"}
+"""Scripts of tools/ that are run in a checkout alone."""
+DISPATCH = "from demo_sdtps.commands import main\nmain()"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    shown = capsys.readouterr()
+    assert ended.value.code == 0 and not shown.err
+    assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
+    # One flag, with one description in every command that writes a file; a run and masks are replaced in other ways.
+    if "--json" in shown.out or "--output" in shown.out:
+        assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize(("words", "is_chosen"), [(["--keys", "sdtps"], True), (["--keys"], False)])
+def test_keys_are_printed(command, words, is_chosen):
+    code, stdout, stderr = command(train_net.main, *words)
+    assert code == 0 and not stderr and "MODEL.USE_SDTPS = False" in stdout
+    assert ("SOLVER.SEED = 1111" in stdout) is not is_chosen
+
+
+def test_negative_values_pass_the_command_line(command, tmp_path):
+    _, _, stderr = command(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", "-1e-4"))
+    assert stderr.startswith(ONE_LINE + "SOLVER.BASE_LR") and "greater than 0" in stderr
+
+
+def test_help_comes_before_torch_and_before_other_processes(tmp_path):
+    """The environment is that of one of two processes of torchrun, of which the other never comes."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import contextlib, io, json, os, runpy, sys
+found, path = {{}}, sys.path[1:]
+scripts = {[*EVERY, "demo_sdtps/__main__.py"]!r}
+for script, *words in [*([script, "--help"] for script in scripts), ["train_net.py", "--keys", "sdtps"]]:
+    sys.path[:], sys.argv = [os.path.dirname(os.path.abspath(script)), *path], [script, *words]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(script, run_name="__main__")
+    found[" ".join([script, *words])] = [len(said.getvalue()) > 100, "torch" in sys.modules]
+print(json.dumps(found))
+""")
+    done = subprocess.run([sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"WORLD_SIZE": "2", "RANK": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(EVERY) + 2 and all(told == [True, False] for told in found.values()), found
+
+
+def test_flags_have_either_stroke(command, tmp_path):
+    own, other = (command(profile_flops.main, *words) for words in (
+        ("--config_file", "Synthetic/Baseline.yml", "--num_class", 7, "--camera_num=2"),
+        ("--config-file", "Synthetic/Baseline.yml", "--num-class", 7, "--camera-num=2")))
+    assert own == other and own[0] == 0 and "7 classes, 2 cameras" in own[1]
+    _, _, stderr = command(search.main, "--weight=no-such.pth", "--gallery", "a-b", "--query", "c-d", "--index-type", "flat")
+    assert "no-such.pth do not exist" in stderr  # values keep theirs
+    _, _, stderr = command(convert_checkpoint.main, "no-such.pth", tmp_path / "x-y.pth", "--to", "ours")
+    assert "no-such.pth do not exist" in stderr
+
+
+def dispatched(*words):
+    return subprocess.run([sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_of_an_installed_package_has_every_script():
+    from demo_sdtps.commands import COMMANDS
+
+    modules = [module for module, _ in COMMANDS.values()]
+    assert all(callable(import_module(f"demo_sdtps.commands.{module}").main) for module in modules)
+    scripts = {script.removesuffix(".py").removeprefix("tools/").removesuffix("_net") for script in EVERY
+               if not script.startswith("benchmarks/")}
+    assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
+    said = dispatched("--help")
+    assert said.returncode == 0 and dispatched().stdout == said.stdout
+    assert [line[2:22].strip() for line in said.stdout.splitlines() if line.startswith("  ")] == [*COMMANDS]
+    group = dispatched("draw", "--help").stdout
+    assert group.count("\n  draw ") == 5 and "search" not in group
+
+
+def test_a_command_is_its_script(command, tmp_path):
+    words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
+    assert dispatched("flops", *words).stdout == command(profile_flops.main, *words)[1]
+    assert dispatched("draw", "tokens", "--help").stdout.startswith("usage: demo-sdtps draw tokens [-h]")
+    for words, nearest in ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens")):
+        done = dispatched(*words)
+        assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
+        assert done.stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in done.stderr
+    assert dispatched("--version").stdout.strip() == import_module("demo_sdtps").__version__

@@ -1,0 +1,119 @@
+"""convert_checkpoint.py as the shell would call it: both ways, the features that the results give, and what it refuses."""
+import numpy as np
+import pytest
+import torch
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
+from golden_cases import relative_error
+from numeric import seeded
+
+from demo_sdtps.commands import convert_checkpoint, export_features
+from demo_sdtps.config import load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoints.names import to_demo
+from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
+
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+
+
+@pytest.fixture(scope="module")
+def words(tiny_root):
+    return cli_args_for(tiny_root, *FUSION)
+
+
+@pytest.fixture(scope="module")
+def ours(words, tmp_path_factory):
+    """A checkpoint with every module's weights, as train_net.py writes one."""
+    cfg = load_cfg(CONFIG, words[2:])
+    torch.manual_seed(seeded())
+    model = make_model(cfg, 6, 4)
+    for name, tensor in model.named_buffers():
+        if "running" in name:
+            tensor.uniform_(0.5, 2)
+        elif name.endswith("tracked"):
+            tensor.fill_(11)
+    path = tmp_path_factory.mktemp("ours") / "best.pth"
+    torch.save({"model": model.state_dict(), "num_class": 6, "camera_num": 4, "dataset": "RGBNT201", "epoch": 3,
+                "config": cfg.dump(), "optimizer": {"state": {}}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(ours, tmp_path_factory):
+    """The same as DeMo would save it: a bare state dict in its order."""
+    path = tmp_path_factory.mktemp("demo") / "DeMo.pth"
+    torch.save(to_demo(torch.load(ours, weights_only=True)["model"]), path)
+    return path
+
+
+@pytest.fixture
+def convert(command):
+    """Call the command, which must succeed: → what it wrote, and said."""
+    def call(source, target, to, *flags):
+        code, stdout, stderr = command(convert_checkpoint.main, source, target, "--to", to, *flags)
+        assert code == 0 and not stderr, stderr
+        assert [path for path in target.parent.iterdir() if path.name.endswith(".part")] == []
+        return torch.load(target, weights_only=True), stdout
+
+    return call
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_to_ours_and_back(convert, demo, tmp_path):
+    expected = torch.load(demo, weights_only=True)
+    content, said = convert(demo, tmp_path / "new" / "ours.pth", "ours")
+    assert content.keys() == {"model", "num_class", "camera_num"} and (content["num_class"], content["camera_num"]) == (6, 4)
+    assert said == (f"Wrote {len(content['model'])} tensors under our names to {tmp_path / 'new' / 'ours.pth'}: "
+                    "6 identities, 4 cameras\n")
+    back, said = convert(tmp_path / "new" / "ours.pth", tmp_path / "back.pth", "demo")
+    assert f"Wrote {len(expected)} tensors under DeMo's names" in said
+    assert_same(back, expected)
+    # Stacks and views leave no ballast.
+    sizes = [path.stat().st_size for path in (demo, tmp_path / "back.pth")]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+
+
+def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_path):
+    """Of the same patch size, though the backbone's own is another."""
+    for source in (ours, demo):
+        weights, said = convert(source, tmp_path / "backbone.pth", "backbone", "--overwrite")
+        assert f"MODEL.PRETRAIN_PATH_T {tmp_path / 'backbone.pth'}" in said
+        model = make_model(load_cfg(CONFIG, [*words[2:], "MODEL.PRETRAIN_PATH_T", str(tmp_path / "backbone.pth")]), 3, 2)
+        assert "0 missing" in load_pretrained(model.backbone, "test_vit", str(tmp_path / "backbone.pth"))
+        expected = torch.load(ours, weights_only=True)["model"]
+        assert_same(model.backbone.vit.state_dict(), {name: expected[f"backbone.vit.{name}"] for name in weights})
+
+
+def test_every_form_gives_the_same_features(command, convert, words, ours, demo, tmp_path):
+    paths = {"ours": ours, "DeMo's": demo} | {name: tmp_path / f"{name}.pth" for name in (
+        "prefixed", "contained", "converted to ours", "converted to DeMo's", "with other experts")}
+    weights = torch.load(demo, weights_only=True)
+    prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}
+    torch.save(prefixed, paths["prefixed"])
+    torch.save({"state_dict": prefixed, "epoch": 50}, paths["contained"])
+    convert(demo, paths["converted to ours"], "ours")
+    convert(ours, paths["converted to DeMo's"], "demo")
+    weights = torch.load(ours, weights_only=True)
+    weights["model"]["atmoe.expert_weight"] = weights["model"]["atmoe.expert_weight"].flip(0)
+    torch.save(weights, paths["with other experts"])
+    features = {}
+    for name, path in paths.items():
+        code, _, stderr = command(export_features.main, *words, "--weight", path, "--overwrite", "--output", tmp_path / "x.npz")
+        assert code == 0, stderr
+        with np.load(tmp_path / "x.npz") as found:
+            features[name] = torch.from_numpy(found["features"])
+    others, expected = features.pop("with other experts"), features["ours"]
+    assert all(torch.equal(found, expected) for found in features.values())
+    original = 3 * BACKBONE_WIDTH
+    assert torch.equal(others[:, :original], expected[:, :original])
+    assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
+
+
+def test_refuses_where_there_is_nothing_to_convert(command, ours, demo, tmp_path):
+    for source, to, other in ((ours, "ours", "demo"), (demo, "demo", "ours")):
+        code, _, stderr = command(convert_checkpoint.main, source, tmp_path / "x.pth", "--to", to)
+        assert code == 2 and "nothing to convert" in stderr and f"--to {other}" in stderr and not list(tmp_path.iterdir())

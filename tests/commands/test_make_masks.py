@@ -1,0 +1,144 @@
+"""tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import CONFIG, contents
+from layouts import WRITERS
+from PIL import Image
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskrcnn_resnet50_fpn_v2
+from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
+from triplets import config
+
+from demo_sdtps.commands import make_masks, segmenters
+from demo_sdtps.commands.segmenters import largest_instance, make_segmenter
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.masks import decode_mask, mask_path
+
+FUNCTIONS = """
+import torch
+
+def bright(image):
+    return (image.float().mean(dim=0) / 255).numpy()
+
+def half(image):
+    return torch.arange(image.shape[2]).expand(image.shape[1:]) < image.shape[2] // 2
+
+"""
+
+
+def flags(root, *more, dataset="RGBNT201"):
+    return ["--config_file", str(CONFIG), *more, "DATASETS.ROOT_DIR", str(root), "DATASETS.NAMES", dataset, "MODEL.SIE_CAMERA",
+            "False", "MODEL.DEVICE", "cpu"]
+
+
+@pytest.fixture
+def bare_root(own_root):
+    """The tiny data set without masks."""
+    for folder in own_root.glob("RGBNT201/*/MASK"):
+        shutil.rmtree(folder)
+    return own_root
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    (tmp_path / "my_segmenters.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)  # undone after the test, with what the command appends
+    return "my_segmenters"
+
+
+def mask_of(image):
+    path = Path(image)
+    return np.asarray(Image.open(path.parent.parent / "MASK" / f"{path.stem}.png"))
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB")).astype(np.float32)
+
+
+def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root, functions):
+    code, stdout, stderr = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright"))
+    assert code == 0, stderr
+    assert "Wrote 80 masks and kept 0 for RGBNT201" in stdout  # query and gallery are the same 32
+    splits = read_splits(config(bare_root))
+    for sample in splits["train"] + splits["query"]:
+        mask = mask_of(sample.paths[0])
+        assert mask.dtype == np.uint8 and np.abs(mask - pixels(sample.paths[0]).mean(2)).max() <= 1
+        assert np.array_equal(decode_mask(str(mask_path(sample)))[0], mask)
+
+
+def test_the_union_of_all_modalities(command, bare_root, functions):
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "TI", "--split", "query"))
+    sample = read_splits(config(bare_root), ("query",))["query"][3]
+    assert np.abs(mask_of(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
+    assert not (bare_root / "RGBNT201" / "train_171" / "MASK").exists()
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "all", "--split",
+                                    "query", "--overwrite"))
+    expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)
+    assert np.abs(mask_of(sample.paths[0]) - expected).max() <= 1
+
+
+def test_masks_that_exist_are_kept_unless_overwritten(command, bare_root, functions):
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train"))
+    before = contents(bare_root)
+    gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
+    gone.unlink()
+    code, stdout, _ = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train"))
+    assert code == 0 and "Wrote 1 mask and kept 47" in stdout
+    after = contents(bare_root)
+    changed = [name for name in after if after[name] != before.get(name)]
+    assert len(changed) == 1 and str(changed[0]).endswith(gone.name)
+    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train", "--overwrite"))
+    assert contents(bare_root) == before
+
+
+def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, functions):
+    samples = WRITERS["RGBNT100"](tmp_path / "data")["query"]
+    words = flags(tmp_path / "data", "--model", f"{functions}:half", "--split", "query", dataset="RGBNT100")
+    assert command(make_masks.main, *words)[0] == 0
+    image = Path(samples[0].paths[0])
+    mask = np.asarray(Image.open(image.parent / "MASK" / f"{image.stem}.png"))
+    assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
+
+
+@pytest.mark.slow
+def test_deeplab_from_a_file(tmp_path, monkeypatch):
+    """Random weights that find a person everywhere."""
+    monkeypatch.setattr(segmenters, "DEEPLAB_SIDE", 64)
+    torch.manual_seed(0)
+    network = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
+    network.classifier[-1].bias.data[DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")] = 1000
+    torch.save(network.state_dict(), tmp_path / "deeplab.pth")
+    image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
+    for classes, least in (("person", 0.9), ("vehicle", 0)):
+        mask = make_segmenter("deeplab", str(tmp_path / "deeplab.pth"), classes, torch.device("cpu"))(image)
+        assert mask.shape == (48, 20) and (mask.min() >= least if least else mask.max() == 0)
+
+
+def test_of_the_instances_of_a_class_the_largest_is_the_mask():
+    masks = torch.zeros(4, 1, 6, 6)
+    for index, size in enumerate((2, 4, 6, 5)):
+        masks[index, 0, :size, :size] = 0.9
+    found = {"masks": masks, "labels": torch.tensor([1, 1, 3, 1]), "scores": torch.tensor([0.9, 0.7, 0.9, 0.2])}
+    assert torch.equal(largest_instance(found, [1]), masks[1, 0])
+    assert torch.equal(largest_instance(found, [3, 6, 8]), masks[2, 0])
+    assert largest_instance(found, [6]) is None
+
+
+@pytest.mark.slow
+def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(segmenters, "MASKRCNN_SIDE", 32)
+    torch.manual_seed(0)
+    network = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None)
+    person = MaskRCNN_ResNet50_FPN_V2_Weights.DEFAULT.meta["categories"].index("person")
+    network.roi_heads.box_predictor.cls_score.bias.data[person] = 1000
+    network.roi_heads.mask_predictor.mask_fcn_logits.bias.data[person] = 1000
+    path = tmp_path / "maskrcnn.pth"
+    torch.save(network.state_dict(), path)
+    image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
+    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, torch.device("cpu"))(image)
+                                 for classes in ("person", "vehicle"))
+    assert person_mask.shape == vehicle_mask.shape == (48, 20)
+    assert person_mask.max() > 0.9 and vehicle_mask.max() == 0

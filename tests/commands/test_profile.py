@@ -1,0 +1,94 @@
+"""profile_flops.py against the published figures, and its counts against other counters of the same products."""
+import pytest
+import torch
+from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.plain.fusion import Fusion
+from demo_sdtps.commands import profile_flops
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.evaluation import operations
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.fusion import HDM
+
+PLAIN = "plain formulation: "
+
+
+def rows_of(stdout):
+    """The printed rows: what → numbers, the GMACs last."""
+    rows = {}
+    for line in stdout.splitlines()[2:]:
+        words = line.split()
+        numbers = [word for word in words if word.replace(",", "").replace(".", "").isdigit()]
+        rows[" ".join(words[:-len(numbers)])] = [float(number.replace(",", "")) for number in numbers]
+    return rows
+
+
+def products(call, *inputs):
+    """Multiply-accumulates of the matrix products that a call runs, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        call(*inputs)
+    return counter.get_total_flops() / 2
+
+
+def tokens_of(width, count):
+    return [{modality: torch.randn(1, *shape) for modality in MODALITIES} for shape in ((count, width), (width,))]
+
+
+def test_profile_of_the_published_model(command):
+    """Spec 10, where HDM's attentions are counted as seven plain ones."""
+    code, stdout, _ = command(profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml")
+    assert code == 0
+    rows = rows_of(stdout)
+    plain = {what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)}
+    *parts, total = rows.values()
+    assert list(rows)[-1] == "total" and total[0] == sum(part[0] for part in parts) == 98_792_960
+    assert sum(part[1] for part in parts) == pytest.approx(total[1], abs=5e-4)
+    assert plain["total"] == [total[0], pytest.approx(35.1, rel=0.003)]
+    assert plain["HDM"] == [pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)]
+    assert plain["total"][1] - total[1] == pytest.approx(plain["HDM"][0] - rows["HDM"][1], abs=2e-4)
+    assert rows["HDM"][1] < plain["HDM"][0] / 10
+    # the products of the shortcut, and beside them softmax and biases
+    assert 1 <= rows["HDM"][1] * 1e9 / products(HDM(512).eval(), *tokens_of(512, 128)) < 1.05
+
+
+@pytest.mark.parametrize("sdtps", [True, False])
+def test_plain_hdm_equals_seven_attentions(command, sdtps):
+    """The printed figure, on the tokens that SDTPS leaves where it is on, against the attentions."""
+    opts = [*SMALL, "MODEL.USE_SDTPS", str(sdtps), "MODEL.HDM", "True"]
+    code, stdout, _ = command(profile_flops.main, "--config_file", CONFIG, *opts)
+    assert code == 0
+    model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
+    with torch.no_grad():
+        context = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
+        patches = context.tokens
+        if sdtps:
+            patches = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
+    assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
+    count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
+    assert operations.plain_hdm_macs(BACKBONE_WIDTH, operations.tokens_of_hdm(model)) == count
+    assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
+
+
+def test_fused_attention_keeps_its_matrix_products_in_the_count():
+    """Of the plain form's count only the softmax and the scaling of the queries are lost."""
+    cfg = load_cfg(CONFIG, SMALL)
+    model = make_model(cfg, 6, 4).eval()
+    blocks = model.backbone.vit.blocks
+    counts = {}
+    for fused in (False, True):
+        model.backbone.fused_attention = fused
+        counts[fused] = operations.count_macs(cfg, model)[""]
+    tokens = 1 + 8 * 4
+    softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * BACKBONE_WIDTH
+    assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
+
+
+def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, stdout, _ = command(profile_flops.main, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3")
+    assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
+    model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
+    expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert f"{expected:,}" in stdout.splitlines()[-1]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,81 @@
+"""Training, evaluation, export and images on a tiny copy of every data set, as a user types it."""
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import BACKBONE_WIDTH, COLUMNS, cli_args_for, near, printed, records_of, scores_of, table_of
+from layouts import WRITERS
+from reference import ranking
+
+from demo_sdtps.commands import export_features
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
+
+SPLITS = ("query", "gallery")
+MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}
+"""Of a query in the gallery: images from the other two cameras in both scenes; in MSVR310, from the other scene."""
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
+    expected = WRITERS[name](tmp_path)
+    words = cli_args_for(tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1")
+    code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
+    assert code == 0, stderr
+    counts = ", ".join(f"{len(samples)} {split}" for split, samples in expected.items())
+    assert f"{name}: {counts}" in (tmp_path / "run" / "log.txt").read_text()
+    (record,) = records_of(tmp_path / "run")
+    assert record["epoch"] == 1 and record["loss"] > 0
+    content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
+    assert (content["dataset"], content["num_class"], content["camera_num"]) == (name, 5, 8)
+
+    words += ["--weight", tmp_path / "run" / "last.pth"]
+    code, stdout, stderr = command(test_net.main, *words, "--json", tmp_path / "x.json")
+    assert code == 0, stderr
+    scores, sides = scores_of(tmp_path / "x.json"), (len(expected["query"]), MATCHES[name])
+    assert near(scores, *sides) == record["patterns"] and table_of(stdout) == printed(scores)
+
+    features = {}
+    for split in SPLITS:
+        code, _, stderr = command(export_features.main, *words, "--split", split, "--normalise", "--overwrite", "--output",
+                                  tmp_path / "x.npz")
+        assert code == 0, stderr
+        with np.load(tmp_path / "x.npz") as found:
+            assert found["ids"].tolist() == [sample.identity for sample in expected[split]]
+            assert found["cams"].tolist() == [sample.camera for sample in expected[split]]
+            assert found["scenes"].tolist() == [sample.scene for sample in expected[split]]
+            assert found["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
+            assert found["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
+            features[split] = found["features"].astype(np.float64)
+            assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
+
+    def slow_score(place):
+        sides = [[[getattr(sample, what) for sample in expected[split]] for split in SPLITS] for what in ("identity", place)]
+        return ranking.evaluate(*(features[split].tolist() for split in SPLITS), *sides[0], *sides[1])
+
+    cmc, mean = slow_score("scene" if name == "MSVR310" else "camera")
+    (expected_row,) = near({"3": dict(zip(COLUMNS, (mean, cmc[0], cmc[4], cmc[9]), strict=True))}, *sides).values()
+    assert scores["3"] == expected_row
+    if name == "MSVR310":
+        assert slow_score("camera")[1] != expected_row["mAP"], "the other protocol would show"
+
+
+def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path, command):
+    """A person of training in the test, seen by one camera alone: no unseen identity, and a query without a match."""
+    def warnings_of_a_run():
+        words = cli_args_for(own_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1", "--overwrite", "OUTPUT_DIR",
+                             tmp_path / "run")
+        code, _, stderr = command(train_net.main, *words)
+        assert code == 0, stderr
+        log = (tmp_path / "run" / "log.txt").read_text()
+        return [line for line in log.splitlines() if "WARNING: " in line and "RANDOM" not in line]
+
+    assert warnings_of_a_run() == []
+    for modality in ("RGB", "NI", "TI"):
+        folder = own_root / "RGBNT201" / "test" / modality
+        shutil.copy(sorted(folder.iterdir())[0], folder / "000003_cam1_0_77.jpg")
+    shared, unmatched = warnings_of_a_run()
+    assert "1 identities are in training and test, the first 3" in shared
+    assert "1 of 33 queries have no match in the gallery" in unmatched
+    assert all(0 < values["mAP"] <= 1 for values in records_of(tmp_path / "run")[-1]["patterns"].values())

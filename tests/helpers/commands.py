@@ -1,0 +1,140 @@
+"""What the tests of the commands share: their words, their processes, and what they leave behind."""
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from numeric import seeded, tolerance
+from tiny import MODEL
+
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
+SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
+         "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_PERIOD", "1",
+         "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
+COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
+BACKBONE_WIDTH = 64
+KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
+"""SDTPS without a choice of patches, which differs wherever two scores are equal but for rounding (tests/helpers/choices.py): for
+tests that compare features in batches of different sizes."""
+SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",
+           "tools/draw_attention.py", "tools/draw_curves.py", "tools/draw_embedding.py", "tools/draw_ranks.py",
+           "tools/draw_tokens.py", "tools/make_masks.py", "tools/report.py", "tools/search.py", "tools/selection_quality.py",
+           "tools/slim_curve.py", "tools/analyse.py", "train_seps.py", "test_seps.py")
+ONE_LINE = "error: "
+QUERIES, MATCHES = 32, 6
+"""In the test split of `tiny_root`: images, and those of the same person from other cameras."""
+RUN = {"status": "finished", "versions": {"torch": "2"}, "machine": {"device": "cpu", "name": "x", "cpu": "y", "threads": 1},
+       "commit": None, "changed": None, "seconds": 3.0}
+EPOCH = {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "patterns": {
+    pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"}}
+"""The least that run.json of a finished run and a record of metrics.json have."""
+
+SHOWN = 5  # triplets of the fixture `files`
+
+
+def cameras_of(files):
+    """Cameras, from 0, of the fixture `files`."""
+    return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
+
+
+def cli_args_for(root, *more, config=CONFIG, small=SMALL):
+    return ["--config_file", str(config), "DATASETS.ROOT_DIR", str(root), *small, *map(str, more)]
+
+
+def processes(folder, *commands):
+    """Run (script, word, …) commands in `folder`, two at a time; all must succeed. → their completed processes."""
+    def one(command):
+        script, *words = map(str, command)
+        done = subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, commands))
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def records_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
+    """What a record {pattern: {column: value}} may be where it is computed with another rounding, as in batches of another
+    size or in another process: two images whose distances to a query differ by rounding alone may change places. That is
+    worth at most 1/(2 · matches) of the query's AP, and all of its hit at a rank. `printed` is the rounding in a table."""
+    step = 1.001 * exchanges / queries
+    return {pattern: {column: pytest.approx(value, abs=printed + step / (2 * matches if column == "mAP" else 1))
+                      for column, value in row.items()} for pattern, row in record.items()}
+
+
+def squared_distances(features):
+    """Of (n, D), as differences: (n, n) float64."""
+    return torch.stack([(features.double() - one.double()).square().sum(1) for one in features])
+
+
+def distance_rounding(features):
+    """What roundings change of a squared distance in float32: three sums of D terms, as large as twice the squared lengths."""
+    return tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
+
+
+def assert_same_hits(found, expected):
+    """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
+
+    By a change c of unit vectors a and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits may change places, with each other
+    or with one behind the last, where they are as far but for that.
+    """
+    assert [(*row[:2],) for row in found] == [(*row[:2],) for row in expected]
+    change, printed = tolerance(*MODEL, *MODEL), 1e-6
+    by_name = {(query, name): float(distance) for query, _, name, distance in expected}
+    last = {query: float(distance) for query, *_, distance in expected}
+    for (query, _, name, distance), (*_, at_rank) in zip(found, expected, strict=True):
+        for other in (float(at_rank), by_name.get((query, name), last[query])):
+            assert abs(float(distance) - other) <= 4 * change * other**0.5 + 4 * change**2 + printed
+
+
+def cases_of(path):
+    """What test_net.py wrote to its --json file: records by case."""
+    return json.loads(Path(path).read_text())["cases"]
+
+
+def scores_of(path):
+    """The record of the only case in such a file."""
+    (record,) = cases_of(path).values()
+    return record
+
+
+def printed(record):
+    """The rows of a record as a table prints them, by pattern."""
+    return {pattern: [f"{100 * value:.1f}" for value in row.values()] for pattern, row in record.items()}
+
+
+def table_of(text):
+    """The numbers of a printed table by pattern, as they are printed."""
+    lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
+    return {line[0]: line[2:] for line in lines}
+
+
+def checkpoint_file(path, cfg, classes=6, cameras=4):
+    """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
+    torch.manual_seed(seeded(3))
+    model = make_model(cfg, classes, cameras)
+    model.backbone.camera_embedding.data.normal_()
+    save_checkpoint(path, cfg, model, 1)
+    return path
+
+
+def weights_file(path, cfg, dataset="RGBNT201"):
+    torch.manual_seed(seeded())
+    torch.save({"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path)
+    return path

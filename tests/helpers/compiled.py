@@ -1,0 +1,33 @@
+"""What tests/modeling/test_fast_model.py runs in processes of other processors: compiled features are those in float64.
+
+    python tests/helpers/compiled.py
+"""
+if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+    import sys
+    from pathlib import Path
+
+    ROOT = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(ROOT))
+    import demo_sdtps  # noqa: F401
+
+    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
+
+import torch
+from numeric import assert_close
+from tiny import ENCODER, PIFE, exact, random_images, tiny_model
+
+from demo_sdtps.modeling.inference import inference
+
+
+def main() -> None:
+    model, (images, cameras) = tiny_model(), random_images(6)
+    reference, exact_images = exact(model.eval(), images)
+    with torch.no_grad():
+        expected = reference(exact_images, cameras, 1)  # a rounding may change which patches SDTPS keeps
+    model.backbone.compile_blocks()
+    with inference(model, None):
+        assert_close(model(images, cameras, 1), expected, *ENCODER, *PIFE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Tiny Vision Transformers of every library with random weights, and a host of three images, for the tests of slimming."""
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from numeric import assert_close, generator, seeded, tolerance
+from reference import cues
+from reference import slim as reference
+from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, disturb
+from test_sdtps import assert_gradients_equal
+from tiny import sums_of_a_block
+from torch import nn
+
+import demo_sdtps
+
+WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
+SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
+WORDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 49]])
+PATH = (3 * 16 * 16, 3, 16, WIDTH, 16, 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
+"""Lengths of the sums (tests/helpers/numeric.py) behind scores and means of dropped patches, which are float32, to outputs."""
+
+
+def timm_model(name, **changes):
+    import timm
+
+    side = 14 if "patch14" in name else 16
+    return timm.create_model(name, img_size=(side * GRID[0], side * GRID[1]), **SMALL | changes)
+
+
+def open_clip_model():
+    from open_clip.model import CLIP
+
+    vision = {"layers": DEPTH, "width": WIDTH, "head_width": WIDTH // HEADS, "patch_size": 16, "image_size": (64, 32)}
+    return CLIP(WIDTH, vision, {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8})
+
+
+def torchvision_model():
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(image_size=64, patch_size=16, num_layers=DEPTH, num_heads=HEADS, hidden_dim=WIDTH, mlp_dim=64,
+                             num_classes=5)
+
+
+def transformers_model(name, **changes):
+    import transformers
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "intermediate_size": 64}
+    vision = sizes | {"image_size": 64, "patch_size": 16} | changes
+    if name == "CLIPModel":
+        text = sizes | {"vocab_size": 50, "max_position_embeddings": 8, "eos_token_id": 49}
+        return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
+    return getattr(transformers, name)(getattr(transformers, name.replace("Model", "Config"))(**vision))
+
+
+def openai_clip():
+    """The miniature's, whose blocks see (tokens, batch, width) and are called by index with further arguments."""
+    from modeling.clip import Tower
+
+    cfg = SimpleNamespace(MODEL=SimpleNamespace(STRIDE_SIZE=[16, 16]), INPUT=SimpleNamespace(SIZE_TRAIN=[64, 32]))
+    return Tower(cfg, WIDTH, DEPTH, HEADS)
+
+
+class Case(NamedTuple):
+    """A model, and what slimming has to find out of it."""
+
+    build: Callable[[], nn.Module]
+    blocks: str
+    prefix: int = 1
+    tokens_first: bool = False
+    patch: int = 16
+    grid: tuple[int, int] = GRID
+    call: Callable[..., Any] = lambda model, images: model(images)
+    settings: dict = {}  # noqa: RUF012 (never changed)
+
+    def model(self):
+        torch.manual_seed(seeded())
+        return disturb(self.build()).double().eval()
+
+    def draw(self, batch=2, seed=0):
+        size = (self.patch * side for side in self.grid)
+        return torch.randn(batch, 3, *size, generator=generator(seed), dtype=torch.double)
+
+
+def tokens_of(model, images):
+    output = model(images)
+    return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)
+
+
+SQUARE = (4, 4)
+CASES = {
+    "timm": Case(partial(timm_model, "test_vit"), "blocks"),
+    "timm, registers": Case(partial(timm_model, REGISTERS), "blocks", 5, patch=14),
+    "timm, rotary": Case(partial(timm_model, EVA02), "blocks", patch=14),
+    "timm, rotary by block": Case(partial(timm_model, MIXED), "blocks"),
+    "timm, DINOv3": Case(partial(timm_model, DINOV3), "blocks", 5),
+    "OpenAI's CLIP": Case(openai_clip, "transformer.resblocks", tokens_first=True),
+    "open_clip": Case(open_clip_model, "visual.transformer.resblocks",
+                      call=lambda model, images: torch.cat(model(images, WORDS)[:2])),
+    "torchvision": Case(torchvision_model, "encoder.layers", grid=SQUARE),
+    "ViT": Case(partial(transformers_model, "ViTModel"), "layers", grid=SQUARE, call=tokens_of),
+    "CLIP's vision": Case(partial(transformers_model, "CLIPVisionModel"), "encoder.layers", grid=SQUARE, call=tokens_of),
+    "CLIP": Case(partial(transformers_model, "CLIPModel"), "vision_model.encoder.layers", grid=SQUARE,
+                 call=lambda model, images: model(WORDS, images).logits_per_image),
+    "DINOv2": Case(partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of),
+    "DINOv2, registers": Case(partial(transformers_model, "Dinov2WithRegistersModel"), "encoder.layer", 5, grid=SQUARE,
+                              call=tokens_of),
+}
+
+
+def slim_both(case, blocks, keep, score="saliency", **settings):
+    """A dense model, and a copy that is slimmed; → (dense, slimmed, steps by stage as `record` gives them)."""
+    dense = case.model()
+    model = demo_sdtps.slim(copy.deepcopy(dense), blocks, keep, score, **case.settings | settings)
+    disturb(model.slimming)
+    return dense, model, record(model)
+
+
+def record(model):
+    """The steps of the stages of the forwards to come, by the number of the stage, in the order of the calls."""
+    steps = defaultdict(list)
+    model.slimming.register_forward_hook(lambda module, args, step: steps[args[0]].append(step))
+    return steps
+
+
+def saliency(images, case):
+    """Slow score of `reference.slim.run`: the sum over those images of a forward, `images(call)`, that keep one set."""
+    size = (case.patch, case.patch)
+
+    def score(call, row, index, layer, image):
+        found = [cues.saliency(each[row % len(each)].detach(), case.grid, size, size) for each in images(call)]
+        return [float(sum(values[place] for values in found)) for place in image.patches]
+
+    return score
+
+
+def by_saliency(case):
+    """Each image by itself, for `compare`."""
+    return lambda model, images: saliency(lambda call: [images], case)
+
+
+def distinctness(call, row, index, layer, image):
+    return [float(value) for value in cues.distinctness([patch.detach() for patch in image.patches.values()])]
+
+
+def attention(call, row, index, layer, image):
+    """What the block itself computes, in its plain form."""
+    def all_weights(part, args, kwargs):
+        return args, kwargs | {"need_weights": True, "average_attn_weights": False}
+
+    block, seen, handles = layer.args[0], [], []
+    for part in block.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            handles.append(part.register_forward_pre_hook(all_weights, with_kwargs=True))
+        elif hasattr(part, "fused_attn"):  # timm's
+            part.fused_attn = False
+            handles.append(part.attn_drop.register_forward_pre_hook(lambda _, args: seen.append((None, args[0]))))
+        elif hasattr(part, "config"):  # transformers'
+            part.config._attn_implementation = "eager"
+        handles.append(part.register_forward_hook(lambda _, args, output: seen.append(output)))
+    with torch.no_grad():
+        layer(torch.stack(image.tokens)[None], image)
+    for handle in handles:
+        handle.remove()
+    (weights,) = {id(output[1]): output[1] for output in seen if isinstance(output, tuple) and output[1] is not None}.values()
+    first = len(image.prefix)
+    return [float(value) for value in cues.mean_attention(weights[0, :, 0, first:first + len(image.patches)])]
+
+
+def supervised(model):
+    """Slow score by the weights of a slimmed model."""
+    def score(call, row, index, layer, image):
+        stage = model.slimming.blocks.index(index)
+        return [model.slimming.scores[stage].heads["image"](patch).squeeze() for patch in image.patches.values()]
+
+    return score
+
+
+def slow(case, dense, images, steps, blocks, keep, score, merge=True, restore=False, suffix=0, **settings):
+    """The output of the slow version; of scores that are equal but for roundings it takes those that `steps` kept."""
+    def nudge(call, row, index, place):
+        stage = steps[blocks.index(index)][call].stage
+        (kept,), (scores,) = stage.kept.values(), stage.score.values()
+        return tolerance(*PATH) * float(scores[row].detach().abs().max()) * (place in kept[row])
+
+    stages = {index: (share, score) for index, share in zip(blocks, keep, strict=True)}
+    return reference.run(dense, case.blocks, partial(case.call, images=images), stages, case.prefix, suffix, case.tokens_first,
+                         merge, restore, nudge)
+
+
+def compare(case, score, blocks, keep, slow_score, images=None, **settings):
+    """Values and gradients of `slim` beside those of the slow version, whose score is `slow_score(model)`."""
+    settings = case.settings | settings
+    dense, model, steps = slim_both(case, blocks, keep, score, **settings)
+    images = (case.draw() if images is None else images).requires_grad_()
+    found = case.call(model, images)
+    expected = slow(case, dense, images, steps, blocks, keep, slow_score(model, images), **settings)
+    assert_close(found, expected, *PATH)
+    added = {f"slimming.{name}": parameter for name, parameter in model.slimming.named_parameters()}
+    ours, theirs = (gradients_of(output, named | added | {"images": images}) for output, named in (
+        (found, dict(model.named_parameters())), (expected, dict(dense.named_parameters()))))
+    assert_gradients_equal(ours, theirs, (*PATH, *PATH))
+    return any(ours[name] is not None and ours[name].abs().max() > 0 for name in added)
+
+
+def gradients_of(output, named):
+    """By name, of a random sum of an output."""
+    probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
+    return dict(zip(named, torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True), strict=True))
+
+
+def hooks_of(model):
+    """The number of hooks on a model and its modules."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

@@ -1,0 +1,145 @@
+"""Small models and inputs, quick enough for a CPU, and how far roundings go in them."""
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import count, product
+from pathlib import Path
+
+import torch
+from choices import margins
+from numeric import assert_close, generator, seeded, tolerance
+
+from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.heads import TrainingOutput
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+CLIP_CONFIG = ROOT / "configs" / "RGBNT201" / "Baseline.yml"
+
+SIZE = (64, 32)
+WIDTH = 64
+PATCHES = 32
+"""Of 8×8 pixels. SDTPS keeps 16 of them and aggregates those to 6."""
+CLASSES, CAMERAS = 5, 4
+
+UNSIZED = ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
+
+
+def sums_of_a_block(width, heads, tokens):
+    """Lengths of the sums in a block (tests/helpers/numeric.py): norm, queries and keys, their products, softmax, means of the
+    values, projection, norm and both products of the MLP."""
+    return width, width, width // heads, tokens, tokens, width, width, width, 4 * width
+
+
+def sums_of_a_backbone(width, heads, tokens, depth, patch):
+    """… from images to tokens: patches, blocks and the last norm."""
+    return 3 * patch ** 2, *depth * sums_of_a_block(width, heads, tokens), width
+
+
+BLOCK = sums_of_a_block(WIDTH, 2, 1 + PATCHES)
+ENCODER = sums_of_a_backbone(WIDTH, 2, 1 + PATCHES, 6, 8)
+PIFE = (PATCHES, 2 * WIDTH, 2 * WIDTH)
+SCORE = (WIDTH, WIDTH, WIDTH // 4)
+"""Of SDTPS: norm, cosine or first product of the MLP, second product."""
+SDTPS = (*SCORE, PATCHES, PATCHES, WIDTH, WIDTH, WIDTH // 5, PATCHES, PATCHES)
+
+
+def sums_of_the_fusion(width, tokens):
+    """… of HDM, for as many tokens of a modality, and ATMoE."""
+    return *4 * (width,), *2 * (3 * tokens,), width, width, 7 * width, *4 * (width,), 7
+
+
+MODEL = (*ENCODER, *PIFE, *SDTPS, *sums_of_the_fusion(WIDTH, PATCHES))
+"""Lengths of the sums from images to any feature."""
+
+
+def tiny_cfg(*opts):
+    """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
+    opts = [str(value) for value in opts]
+    sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
+    return load_cfg(CONFIG, [*sizes, *opts])
+
+
+def tiny_model(*opts, seed=0, cameras=CAMERAS):
+    """A randomly initialised model of `tiny_cfg`; the same seed and options give the same weights."""
+    torch.manual_seed(seeded(seed))
+    return make_model(tiny_cfg(*opts), CLASSES, cameras)
+
+
+@lru_cache(maxsize=1)
+def clip_model():
+    """The model with CLIP's backbone and PIFE, built once; whoever changes it puts it back."""
+    torch.manual_seed(seeded())
+    return make_model(load_cfg(CLIP_CONFIG), CLASSES, CAMERAS)
+
+
+def random_images(seed, batch=4, size=SIZE):
+    """Random triplets {modality: (B, 3, H, W)} and their cameras (B,)."""
+    draws = generator(seed)
+    images = {modality: torch.randn(batch, 3, *size, generator=draws) for modality in MODALITIES}
+    return images, torch.arange(batch) % CAMERAS
+
+
+def exact(module, images=None):
+    """A copy of a model or module in float64, of a model all but its heads, which features reach in float32; with images these
+    too. SDTPS and the losses compute in float32 in any case."""
+    module = copy.deepcopy(module).double()
+    if hasattr(module, "heads"):
+        module.heads.float()
+    return module if images is None else (module, {modality: image.double() for modality, image in images.items()})
+
+
+@torch.no_grad()
+def clear(draw, cases=(frozenset(),)):
+    """`draw(attempt)` → (model, images, cameras), of the first attempt in which SDTPS chooses no patch by roundings.
+
+    They change a score by as much more as the cosines of the patches lie closer together than from 0 to 1.
+    """
+    for attempt in count():
+        model, images, cameras = draw(attempt)
+        needed, found = 0.0, [torch.inf]
+        for context in model.encode_cases(images, cameras, cases) if model.sdtps else ():
+            with margins() as of_case:
+                model.sdtps(context)
+            found += of_case
+            for tokens, guide in product(context.tokens.values(), context.global_feats.values()):
+                cosines = torch.cosine_similarity(tokens, guide.unsqueeze(1), dim=2)
+                spread = float((cosines.amax(dim=1) - cosines.amin(dim=1)).min())
+                needed = max(needed, tolerance(*ENCODER, *PIFE, *SCORE) / spread)
+        if min(found) > needed:
+            return model, images, cameras
+
+
+@contextmanager
+def amplified(module) -> Iterator[list[float]]:
+    """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
+    deviation in the batch, which it is divided by."""
+    found = []
+    hooks = [norm.register_forward_pre_hook(lambda _, inputs: found.append(float(
+        inputs[0].detach().abs().max() / inputs[0].detach().std(dim=0, correction=0).min())))
+        for norm in module.modules() if isinstance(norm, torch.nn.BatchNorm1d)]
+    yield found
+    for hook in hooks:
+        hook.remove()
+
+
+@torch.no_grad()
+def assert_logits(logits, head, features):
+    """Those of a head in training for features (B, D) that it was given: BatchNorm by the batch's statistics, and a product."""
+    features, weight = features.double(), head.classifier.weight.double().T
+    scale = head.bottleneck.weight.double() / (features.var(dim=0, correction=0) + 1e-5).sqrt()
+    largest = float((features.abs() * scale.abs() @ weight.abs()).max())
+    normed = (features - features.mean(dim=0)) * scale + head.bottleneck.bias
+    assert_close(logits, normed @ weight, *2 * features.shape, scale=largest)
+
+
+def pairs(output):
+    """[logits, features, logits, features, …] of a training forward, head by head."""
+    return [part for name, logits in output.logits.items() for part in (logits, output.features[name])]
+
+
+def output_of(parts, heads, auxiliary=None):
+    """The training output with these [logits, features, …] of `heads`, in their order."""
+    return TrainingOutput(dict(zip(heads, parts[::2], strict=True)), dict(zip(heads, parts[1::2], strict=True)), auxiliary)

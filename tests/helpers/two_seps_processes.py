@@ -1,0 +1,66 @@
+"""What tests/seps/test_seps_distributed.py runs under torchrun: steps and evaluation of SEPS in shares, one file for each
+process.
+
+    torchrun --nproc_per_node=2 tests/helpers/two_seps_processes.py OUTPUT ROOT
+"""
+import sys
+from pathlib import Path
+
+import torch
+from numeric import seeded
+from seps_tiny import cfg_for
+
+from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.runtime import distributed
+from demo_sdtps.seps.captions import caption_loader
+from demo_sdtps.seps.evaluation import evaluate_retrieval, make_retrieval_data, read_caption_splits, similarities
+from demo_sdtps.seps.model import make_seps
+from demo_sdtps.seps.towers import load_tokenizer
+from demo_sdtps.seps.training import SEPSTrainer
+
+VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False", "DATASETS.LONG_CAPTIONS", "no"),
+            "bf16": ("SOLVER.AMP", "bf16")}
+KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
+"""The choice of patches would hang on roundings here and there, and the losses and all that follows on the choice."""
+EPOCHS = (1, 2)
+"""With all negatives, and with the hardest."""
+
+
+def main() -> None:
+    output, root = map(Path, sys.argv[1:])
+    with distributed.init_distributed():
+        for version in VERSIONS:
+            torch.save(steps(root, version), output / f"{version}_{distributed.rank()}.pth")
+
+
+def steps(root, version) -> dict:
+    """Losses of some steps, what the model has become, and its evaluation."""
+    cfg = cfg_for(root, *KEEP_ALL, *VERSIONS[version])
+    splits, tokenizer = read_caption_splits(cfg), load_tokenizer(cfg)
+    torch.manual_seed(seeded())
+    model, _ = make_seps(cfg)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    loader = caption_loader(cfg, splits["train"], tokenizer)
+    sampler_of(loader).shard = distributed.shard_for_rank
+    dev, test = (make_retrieval_data(cfg, splits[name], tokenizer, folds) for name, folds in (("dev", 1), ("test", 2)))
+    trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)  # AdamW's first steps are the signs of gradients
+    losses, parts = [], []
+    for epoch in EPOCHS:
+        trainer.begin_epoch(epoch)
+        sampler_of(loader).begin(epoch)
+        for batch in trainer.batches():
+            loss, count, sums = trainer.loss(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            parts.append({"own": len(batch.images), "count": count, "hardest": trainer.losses.align.max_violation}
+                         | {name: float(total) for name, total in sums.items()})
+    return {"losses": losses, "parts": parts, "start": start, "state": model.state_dict(),
+            "similarities": [similarities(model, data) for data in (dev, test)],
+            "recalls": [evaluate_retrieval(model, data) for data in (dev, test)]}
+
+
+if __name__ == "__main__":
+    main()

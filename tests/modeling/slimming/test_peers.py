@@ -1,0 +1,265 @@
+"""The peers of studies/baselines.py against slow versions of them, alone and in the model."""
+from dataclasses import replace
+from itertools import count as numbers
+
+import pytest
+import torch
+from numeric import assert_close, generator, tolerance
+from reference import cues as reference_cues
+from reference import slim_scores as reference
+from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.modeling.sdtps import select, take
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.tokens import Tokens
+from studies.baselines import haar_energy
+
+WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
+SUMS = (HEADS, PATCHES, PATCHES, 3)
+"""Lengths of the sums in means of patches: attention, weights, patches, products of the weights."""
+PLACE = "studies.baselines:"
+PEERS = ("EViT", "ToMe", "Editor")
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
+LEFT = (32, 24, 12)
+"""Patches of the tiny model at its input, and behind each stage."""
+
+
+def by_modality(rows):
+    return dict(zip(MODALITIES, rows.chunk(len(MODALITIES)), strict=True))
+
+
+def draw(seed, has_sizes):
+    """Tokens with a class token before the patches, and the context of their scores, for ROWS images of three modalities."""
+    draws = generator(seed)
+    values = torch.randn(ROWS, 1 + PATCHES, WIDTH, generator=draws)
+    attention = torch.randn(ROWS, HEADS, PATCHES, generator=draws).softmax(dim=-1)
+    keys = torch.randn(ROWS, PATCHES, WIDTH, generator=draws)
+    sizes = torch.randint(1, 5, (ROWS, 1 + PATCHES), generator=draws).float() if has_sizes else torch.ones(ROWS, 1 + PATCHES)
+    tokens = Tokens(values.requires_grad_(), sizes=sizes if has_sizes else None)
+    context = Context(by_modality(values[:, 1:]), by_modality(values[:, 0]), GRID, attention=by_modality(attention),
+                      keys=by_modality(keys), sizes=by_modality(sizes[:, 1:]))
+    return tokens, context
+
+
+def joined(parts):
+    return torch.cat(list(parts.values())).detach().double()
+
+
+def exactly(context):
+    """Keys, attention and sizes of all rows in float64."""
+    attention = torch.stack([torch.stack(reference_cues.mean_attention(row)) for row in joined(context.attention)])
+    return joined(context.keys), attention, joined(context.sizes)
+
+
+def are_apart(values, *lengths):
+    """Whether values (…, n) are so far from each other that roundings decide nothing."""
+    return float(values.sort(dim=-1).values.diff(dim=-1).min()) > 2 * tolerance(*lengths) * float(values.abs().max())
+
+
+def cosines(tokens):
+    """Of each patch with each of the others, (B, n, n - 1)."""
+    unit = torch.nn.functional.normalize(tokens, dim=-1)
+    others = ~torch.eye(PATCHES, dtype=torch.bool)
+    return (unit @ unit.mT)[:, others].unflatten(1, (PATCHES, PATCHES - 1))
+
+
+def clear(has_sizes):
+    """The first draw in which ToMe decides nothing by roundings."""
+    for seed in numbers(1):
+        tokens, context = draw(seed, has_sizes)
+        if are_apart(cosines(exactly(context)[0]), WIDTH, WIDTH):
+            return tokens, context
+
+
+@pytest.mark.parametrize("has_sizes", [False, True], ids=["first stage", "patches that stand for several"])
+@pytest.mark.parametrize("count", [8, 11, 12])
+def test_merging_against_its_description(count, has_sizes):
+    """What is kept, the means, sizes and gradients, in float32 also under autocast."""
+    tokens, context = clear(has_sizes)
+    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", [count / PATCHES]),
+                       WIDTH, GRID)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = torch.cat(list(score(context).values()))
+        kept, decision = select(scores, count)
+        kept = kept.sort(dim=1).values
+        slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values[:, 1:], kept)], dim=1), kept)
+        merged = score.merge(tokens, slimmed, scores, decision, context)
+    keys, _, sizes = exactly(context)
+    values, expected = tokens.values.detach().double().requires_grad_(), []
+    for row in range(ROWS):
+        groups = reference.tome(keys[row], count)
+        expected.append(torch.cat([values[row, :1], reference.means(values[row, 1:], sizes[row], groups)]))
+        assert kept[row].tolist() == sorted(group[0] for group in groups)
+        assert merged.sizes[row].tolist() == [1, *reference.totals(sizes[row], groups)]
+    assert torch.equal(merged.positions, kept) and merged.extra == 0
+    assert_close(merged.values, torch.stack(expected), *SUMS)
+    probe = torch.randn(merged.values.shape, generator=generator(2))
+    (merged.values * probe).sum().backward()
+    (torch.stack(expected) * probe).sum().backward()
+    assert_close(tokens.values.grad, values.grad, *SUMS)
+
+
+def test_the_nearest_patch_is_found_in_float32_under_autocast():
+    """In bfloat16 both cosines are 0.957, of which the first would be the nearest."""
+    angles = torch.tensor([0.0, 0.30, 3.0, 0.29])
+    keys = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
+    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.75]"), 2, (2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = score(Context({"RGB": keys}, {}, (2, 2), keys={"RGB": keys}))["RGB"]
+    assert found.tolist() == [[-1 - 3, 0, 0, 0]]
+
+
+def test_evit_scores_by_the_mean_over_the_heads():
+    _, context = draw(3, has_sizes=False)
+    score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
+    _, attention, _ = exactly(context)
+    assert_close(torch.cat(list(score(context).values())), attention, HEADS)
+
+
+def test_evit_sums_what_it_drops():
+    """Weighted by their attention, value and gradient."""
+    tokens, context = draw(4, has_sizes=False)
+    score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
+    scores = torch.cat(list(score(context).values()))
+    kept, decision = select(scores, 8)
+    kept = kept.sort(dim=1).values
+    slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values, 1 + kept)], dim=1), kept)
+    extra = score.merge(tokens, slimmed, scores, decision, context).values[:, -1]
+    values, (_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
+    expected = torch.stack([sum(attention[row, patch] * values[row, 1 + patch] for patch in range(PATCHES)
+                                if patch not in kept[row].tolist()) for row in range(ROWS)])
+    assert_close(extra, expected, HEADS, PATCHES)
+    found, slow = (torch.autograd.grad(part.square().sum(), given)[0]
+                   for part, given in ((extra, tokens.values), (expected, values)))
+    assert_close(found, slow, HEADS, PATCHES, PATCHES)
+
+
+@torch.no_grad()
+def test_the_attention_is_that_of_the_next_block():
+    """Of the class token; captured from timm's own attention in its plain form."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "EViT").eval()
+    backbone, score, contexts, inputs, seen = model.backbone, model.slimming.scores[0], [], [], []
+    backbone.fused_attention = False
+    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
+    model.slimming.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
+    model.encode(*random_images(5))
+    backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with backbone.ready(torch.device("cpu")):
+        backbone.run_blocks(inputs[0], 1, 2)
+    expected = seen[0][:, :, 0, -LEFT[0]:].double()
+    assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
+
+
+@torch.no_grad()
+def test_the_sizes_are_those_of_the_tokens():
+    """Of the patches, at the second stage, where some stand for several."""
+    model, contexts = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe").eval(), []
+    score, seen, run = model.slimming.scores[1], [], model.backbone.run_blocks
+    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
+    model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
+    model.encode(*random_images(6))
+    found = torch.cat(list(contexts[0].sizes.values()))
+    assert torch.equal(found, seen[1].sizes[:, -LEFT[1]:]) and found.max() > 1
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_in_the_model(name, training):
+    """Numbers of tokens and sizes at each stage; finite gradients, which reach the patches; what the stages record."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + name).train(training)
+    seen, run = [], model.backbone.run_blocks
+    model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
+    images, cameras = random_images(4)
+    if training:
+        sum(output.square().sum() for output in pairs(model(images, cameras))).backward()
+        gradients = [parameter.grad for parameter in model.backbone.vit.blocks.parameters()]
+        gradients.append(model.backbone.vit.patch_embed.proj.weight.grad)
+        assert all(gradient.isfinite().all() for gradient in gradients) and gradients[-1].norm() > 0
+    else:
+        with torch.no_grad():
+            context = model.encode(images, cameras)
+            assert all(feature.isfinite().all() for feature in model.features(context).values())
+        for stage, before, after in zip(context.stages, LEFT, LEFT[1:], strict=False):
+            for modality in MODALITIES:
+                assert stage.scored[modality].shape == (4, before) and stage.kept[modality].shape == (4, after)
+                assert (stage.kept[modality].diff(dim=1) > 0).all()
+        assert all(context.tokens[modality].shape[1] == LEFT[-1] for modality in MODALITIES)
+    prefix = model.backbone.vit.num_prefix_tokens
+    for number, (tokens, left) in enumerate(zip(seen, LEFT, strict=True)):
+        extra = number if name in ("EViT", "Editor") else 0
+        assert tokens.values.shape[1] == prefix + left + extra and tokens.extra == extra
+        if number == 0 or name in ("EViT", "Editor"):
+            assert tokens.sizes is None
+            continue
+        assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
+        assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
+
+
+@pytest.mark.parametrize("options", [(), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")], ids=str)
+def test_fused_and_plain_attention_agree_on_merged_tokens(options):
+    """In float64, so that no rounding of theirs changes what is merged."""
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe", *options).eval().double()
+    images, cameras = random_images(11)
+    images, features = {name: image.double() for name, image in images.items()}, []
+    for fused in (True, False):
+        model.backbone.fused_attention = fused
+        with torch.no_grad():
+            features.append(model(images, cameras))
+    assert_close(*features, *ENCODER, *ENCODER)
+
+
+def test_without_merging_the_same_patches_are_dropped():
+    images, cameras = random_images(14)
+    merged, dropped = (tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SHARED", "False",
+                                  "MODEL.SLIM_SCORE", PLACE + "ToMe", "MODEL.SLIM_MERGE", merge).eval()
+                       .encode(images, cameras) for merge in (True, False))
+    assert all(torch.equal(merged.positions[modality], dropped.positions[modality]) for modality in MODALITIES)
+    assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
+
+
+def test_pairs_leave_at_least_half():
+    with pytest.raises(UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but ToMe can .* by more MODEL.SLIM_BLOCKS\.$"):
+        tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", PLACE + "ToMe")
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)
+def test_energy_of_the_wavelet(size):
+    """The last pixels of odd sides are repeated."""
+    images = torch.randn(2, 3, *size, generator=generator(16))
+    even = images[..., [min(row, size[0] - 1) for row in range(8)], :][..., [min(column, size[1] - 1) for column in range(6)]]
+    expected = torch.stack([sum(reference.haar_energy(channel) for channel in image.double()) for image in even])
+    assert_close(haar_energy(images), expected[:, None, :size[0], :size[1]], 4, 9)
+    assert haar_energy(torch.full((1, 3, 4, 4), 7.0)).eq(0).all()
+
+
+@pytest.mark.parametrize("missing", [frozenset(), frozenset({"RGB", "TI"})], ids=["nothing missing", "RGB and TI missing"])
+def test_editor_keeps_the_union_of_both_tops(missing):
+    """Of overlapping patches, at every stage, by each modality's own attention and the present images' energy.
+
+    Pixels are small whole numbers and attention weights multiples of 2^-16, so that their sums are exact.
+    """
+    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "studies.baselines:Editor", "MODEL.STRIDE_SIZE", "[6,5]").eval()
+    contexts = []
+
+    def exact(context):
+        return replace(context, attention={name: (2**16 * part).round() / 2**16 for name, part in context.attention.items()})
+
+    for score in model.slimming.scores:
+        score.scores = lambda context, scores=score.scores: contexts.append(exact(context)) or scores(contexts[-1])
+    images, cameras = random_images(17, batch=2)
+    images = {name: (4 * image).round() for name, image in images.items()}
+    with torch.no_grad():
+        stages = model.encode_cases(images, cameras, [missing])[0].stages
+    for sample in range(2):
+        energy = sum(reference.haar_energy(channel) for modality in MODALITIES if modality not in missing
+                     for channel in images[modality][sample].double())
+        strength = reference.patch_means(energy, (8, 8), (6, 5))
+        assert len(strength) == model.backbone.num_patches
+        for stage, context, count in zip(stages, contexts, model.slimming.counts(model.backbone.num_patches), strict=True):
+            for modality in MODALITIES:
+                places = stage.scored[modality][sample].tolist()
+                attention = reference_cues.mean_attention(context.attention[modality][sample])
+                kept = reference.union_of_tops(attention, [strength[place] for place in places], count)
+                assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]

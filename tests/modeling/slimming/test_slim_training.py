@@ -1,0 +1,225 @@
+"""Training of models that demo_sdtps.slim slimmed: recomputation, half precision, compiler, processes."""
+import copy
+import shutil
+from functools import partial
+
+import pytest
+import torch
+import two_slim_processes
+from launch import torchrun
+from numeric import assert_close, generator, seeded
+from slim_host import Host, Segmenter, Tower, case_of, host_case
+from slim_models import CASES, DEPTH, GRID, HEADS, PATH, WIDTH, slim_both
+from test_sdtps import assert_gradients_equal
+from tiny import sums_of_a_block
+from torch.utils.checkpoint import checkpoint
+
+import demo_sdtps
+from demo_sdtps.config import UserError
+from studies.baselines import EViT
+
+STAGES = (1, 2), (0.6, 0.5)
+BACK = (*PATH, *PATH)
+RECOMPUTED = [(kind, reentrant) for kind in ("blocks", "segments", "whole") for reentrant in (False, True)]
+
+
+def step(call, model, images, forwards=1):
+    """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
+    model.zero_grad()
+    torch.manual_seed(seeded(3))
+    images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
+    outputs = [call(model, image) for image in images]
+    draws = generator(5)
+    sum((output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum() for output in outputs).backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
+
+
+def agree(call, plain, recomputing, images, forwards=1):
+    (outputs, found), (expected, gradients) = (step(call, model, images, forwards) for model in (recomputing, plain))
+    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+    assert_gradients_equal(found, gradients, BACK)
+
+
+def pair(build, score, blocks=STAGES[0], **settings):
+    """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute, reentrant)` makes it."""
+    def make(**ways):
+        model = case_of(partial(build, **ways)).model()
+        path = "tower.blocks" if hasattr(model, "tower") else "blocks"
+        demo_sdtps.slim(model, blocks, STAGES[1], score, blocks_at=path, **settings)
+        return model.train()
+
+    plain = make()
+
+    def recomputing(recompute, reentrant):
+        model = make(recompute=recompute, reentrant=reentrant)
+        model.load_state_dict(plain.state_dict())
+        return model
+
+    return plain, recomputing
+
+
+# Recomputation
+
+
+@pytest.mark.parametrize(("kind", "reentrant", "score", "settings"), [
+    (*case, score, settings) for case in RECOMPUTED for score, settings in (
+        ("saliency", {}), ("saliency", {"merge": False}), ("distinctness", {}), ("supervised", {}),
+        ("distinctness", {"restore": True})) if not (case[1] and settings.get("restore"))], ids=str)  # which is refused
+def test_recomputation_gives_the_same_gradients(kind, reentrant, score, settings):
+    """Of what is computed again, with numbers drawn in blocks and by the score; of two forwards whose losses are added."""
+    plain, recomputing = pair(partial(Tower, dropout=0.2), score, **settings)
+    images, again = case_of(Tower).draw(4), recomputing(kind, reentrant)
+    for forwards in (1, 2):
+        agree(Tower.__call__, plain, again, images, forwards)
+
+
+@pytest.mark.parametrize(("kind", "reentrant"), RECOMPUTED)
+@pytest.mark.parametrize("shared", [True, False, "first"])
+def test_recomputation_in_a_host_of_three_images(kind, reentrant, shared):
+    plain, recomputing = pair(Host, "distinctness" if shared == "first" else "saliency", shared=shared)
+    agree(host_case().call, plain, recomputing(kind, reentrant), host_case().draw(12), 2)
+
+
+def test_backward_twice_through_recomputed_blocks():
+    plain, recomputing = pair(Tower, "saliency")
+    images = case_of(Tower).draw()
+    found = []
+    for model in (plain, recomputing("blocks", False)):
+        output = model(images).square().sum()
+        output.backward(retain_graph=True)
+        output.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert_gradients_equal(found[1], found[0], BACK)
+
+
+@pytest.mark.parametrize(("name", "reentrant"), [
+    *((name, False) for name in ("timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip")),
+    ("ViT", True), ("CLIP's vision", True)])  # the others have no choice
+def test_recomputation_by_the_libraries(name, reentrant):
+    case = CASES[name]
+    _, plain, _ = slim_both(case, *STAGES)
+    model = copy.deepcopy(plain)
+    for each in (model, plain):
+        each.train()
+    if "timm" in name or name == "open_clip":
+        model.set_grad_checkpointing(True)
+    else:
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": reentrant})
+    agree(case.call, plain, model, case.draw(4), 2)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("method", ["__call__", "forward_features"])
+@pytest.mark.parametrize("score", ["saliency", "distinctness"])
+@pytest.mark.parametrize("is_same", [False, True])
+def test_recomputation_of_the_whole_model(reentrant, method, score, is_same):
+    """Of two forwards, of the same images too."""
+    case = CASES["timm"]
+    model = demo_sdtps.slim(case.model(), *STAGES, score).train()
+    plain = copy.deepcopy(model)
+
+    def call(each, images):
+        again = partial(checkpoint, use_reentrant=reentrant) if each is model else lambda forward, given: forward(given)
+        return torch.stack([again(getattr(each, method), part) for part in (images, images if is_same else 2 * images)])
+
+    agree(call, plain, model, case.draw())
+
+
+def test_masks_of_a_whole_model_that_is_computed_again():
+    case, masks = CASES["timm"], torch.rand(2, 1, 64, 32, generator=generator(2), dtype=torch.double)
+    model = demo_sdtps.slim(case.model(), *STAGES, "supervised").train()
+    plain, given = copy.deepcopy(model), {"foreground": masks}
+
+    def call(each, images):
+        output = checkpoint(each, images, use_reentrant=False, **given) if each is model else each(images, **given)
+        return torch.cat([output.flatten(), demo_sdtps.slim_loss(each)[None]])
+
+    agree(call, plain, model, case.draw())
+
+
+LOST = pytest.mark.parametrize(("kind", "blocks"), [("blocks", (1, 2)), ("segments", (0, 2))])
+"""Stages in a part that is computed again."""
+
+
+@LOST
+def test_restore_with_reentrant_checkpointing_is_refused(kind, blocks):
+    """Where dropped patches leave the part that is computed again; `unslim` works after it."""
+    _, recomputing = pair(Segmenter, "saliency", blocks, restore=True)
+    model, images = recomputing(kind, True), case_of(Segmenter).draw().requires_grad_()
+    with pytest.raises(UserError, match=r"^restore=True needs .* with use_reentrant=False, or evaluation mode\.$"):
+        model(images).sum().backward()
+    demo_sdtps.unslim(model)(images).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["segments", "whole"])
+def test_restore_inside_what_is_computed_again_or_kept(kind):
+    plain, recomputing = pair(Segmenter, "saliency", restore=True)
+    agree(case_of(Segmenter).call, plain, recomputing(kind, True), case_of(Segmenter).draw(4), 2)
+
+
+@LOST
+@pytest.mark.parametrize("score", ["supervised", "self_supervised"])
+def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks, score):
+    """Where it has a loss: without masks the supervised one has none."""
+    _, recomputing = pair(Tower, score, blocks)
+    model, images = recomputing(kind, True), case_of(Tower).draw().requires_grad_()
+    with pytest.raises(UserError, match=r"^The score (Self)?Supervised needs .* use_reentrant=False, or evaluation mode\.$"):
+        model(images, foreground=torch.rand(2, 1, 32, 32).double())
+    if score == "supervised":
+        model(images).sum().backward()
+
+
+# Precision, compiler, processes
+
+
+@pytest.mark.parametrize("name", ["timm", "timm, rotary", "open_clip", "DINOv2, registers"])
+@pytest.mark.parametrize("score", ["saliency", "supervised", EViT(WIDTH, GRID)], ids=["saliency", "supervised", "EViT"])
+def test_half_precision_runs_and_is_near(name, score):
+    _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)
+    model, images = model.float().train(), CASES[name].draw().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = CASES[name].call(model, images)
+    output.float().square().sum().backward()
+    assert output.isfinite().all()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    if score == "saliency":  # keeps the same patches in any precision
+        lengths = (3 * 16 * 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
+        assert_close(output, CASES[name].call(model, images), *lengths, dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "backend"), [
+    ("timm", "aot_eager"), ("timm, rotary", "aot_eager"), ("ViT", "aot_eager"),
+    pytest.param("timm", "inductor", marks=pytest.mark.soak)])
+def test_a_compiled_model_computes_the_same(name, backend):
+    """In evaluation and in training, and again with another batch."""
+    case = CASES[name]
+    _, model, _ = slim_both(case, *STAGES)
+    plain = copy.deepcopy(model)
+    torch._dynamo.reset()
+    model.compile(backend=backend)
+    for batch in (2, 3):
+        images = case.draw(batch)
+        with torch.no_grad():
+            assert_close(case.call(model, images), case.call(plain, images), *PATH)
+        (found, ours), (expected, theirs) = (step(case.call, each, images) for each in (model, plain))
+        assert_close(found[0], expected[0], *PATH)
+        assert_gradients_equal(ours, theirs, BACK)
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(tmp_path):
+    """Under torchrun and DistributedDataParallel, each with its half of the images."""
+    done = torchrun("tests/helpers/two_slim_processes.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    alone = two_slim_processes.train(rank=0, world=1)
+    for rank in (0, 1):
+        shared = torch.load(tmp_path / f"{rank}.pth")
+        assert shared.keys() == alone.keys()
+        for name, value in alone.items():
+            assert_close(shared[name], value, *2 * two_slim_processes.STEPS * BACK)

@@ -1,0 +1,98 @@
+"""Runs with slimming: training by the commands, going on, two processes, and the sentence for every mistake."""
+import json
+from itertools import count
+
+import numeric
+import pytest
+import torch
+import two_processes
+from choices import margins
+from commands import BASELINE, CONFIG, ONE_LINE, SMALL, cli_args_for, records_of
+from config_files import error
+from interrupted import EVERY_STEP, assert_same, at, call, kill
+from launch import torchrun
+from numeric import assert_close, tolerance
+from test_distributed import STILL, roundings
+
+from demo_sdtps.commands import export_features, profile_flops
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.training.trainer import Trainer
+
+SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "INPUT.JOINT_AUGMENTATION", "True")
+SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")
+
+
+def words(root, output, *more):
+    return cli_args_for(root, *SLIM, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", output, *more, config=BASELINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["supervised"])
+def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path, score):
+    """Maps, heads and their optimiser's state are in the checkpoint; every command reads it."""
+    more = ("MODEL.SLIM_SCORE", score, "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
+    assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
+    with at(Trainer, "_train_step", 7, kill):
+        assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
+    assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 0
+    assert_same(tmp_path / "reference", tmp_path / "run")
+
+    weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]
+    names = {name for name in weights if name.startswith("slimming.scores.1.")}
+    assert {name.removeprefix("slimming.scores.1.").split(".")[0] for name in names} == \
+        ({"heads"} if score == "supervised" else {"map", "updates"})
+    given = ["--weight", tmp_path / "run" / "last.pth", "DATASETS.ROOT_DIR", tiny_root, "TEST.AMP", "bf16"]
+    assert call([*given, "--json", tmp_path / "all.json", "TEST.MISS", "all"], test_net.main) == 0
+    cases = json.loads((tmp_path / "all.json").read_text())["cases"]
+    assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
+    assert call([*given, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main) == 0
+    assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
+    assert records_of(tmp_path / "run")[-1]["loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("score", ["supervised"])
+def test_two_processes_step_like_one(tmp_path, monkeypatch, score):
+    """Losses against masks, and the map over the batches of both; with the first seed by which patches are chosen clearly."""
+    opts = [*SMALL, *STILL, *SLIM, "MODEL.SLIM_SCORE", score]
+    lengths = roundings(two_processes.STEPS)
+    for seed in count(numeric.TEST_SEED, 1000):
+        monkeypatch.setattr(numeric, "TEST_SEED", seed)
+        with margins() as found:
+            alone = two_processes.steps(load_cfg(BASELINE, opts))
+        if min(found) > tolerance(*lengths):
+            break
+    monkeypatch.setenv("TEST_SEED", str(seed))
+    done = torchrun("tests/helpers/two_processes.py", tmp_path, BASELINE, *opts)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        shared = torch.load(tmp_path / f"{BASELINE.stem}_{rank}.pth")
+        assert_close(shared["losses"], alone["losses"], *lengths)
+        assert shared["state"].keys() == alone["state"].keys()
+        for name, value in alone["state"].items():
+            assert_close(shared["state"][name], value, *lengths)
+
+
+def slim(blocks, keep, *more):
+    return ["MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep, *more]
+
+
+@pytest.mark.parametrize(("opts", "said"), [
+    (slim("[2]", "[0.5, 0.5]"), "one share for each block"), (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
+    (slim("[2]", "[1.2]"), "(0, 1]"),
+    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
+])
+def test_mistakes_in_the_configuration(opts, said):
+    assert said in error(None, opts)
+
+
+@pytest.mark.parametrize(("opts", "said"), [(slim("[6]", "[0.5]"), "test_vit has 6 blocks"),
+                                            (slim("[2, 4]", "[0.1, 0.1]"), "0.1 of 4 patches is less than one")])
+def test_mistakes_that_the_backbone_shows(opts, said, command, tiny_root, tmp_path):
+    words = cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG)
+    code, stdout, stderr = command(train_net.main, *words)
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and said in stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,247 @@
+"""What makes the model fast changes nothing: beside DeMo's plain formulation, in half precision, in chunks and compiled."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from numeric import assert_close, seeded
+from tiny import (
+    CAMERAS,
+    CLASSES,
+    ENCODER,
+    MODEL,
+    PATCHES,
+    ROOT,
+    amplified,
+    assert_logits,
+    exact,
+    pairs,
+    random_images,
+    sums_of_a_backbone,
+    sums_of_the_fusion,
+    tiny_model,
+)
+
+import demo_sdtps.modeling.backbones.base as backbone_module
+from benchmarks.plain import demo as plain
+from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
+from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
+from demo_sdtps.modeling.inference import inference
+from demo_sdtps.runtime.device import autocast
+from demo_sdtps.training.optim import make_optimizer
+
+SIZE = (48, 32)
+DEMO = (*sums_of_a_backbone(plain.WIDTH, plain.HEADS, 1 + 6, plain.DEPTH, plain.PATCH), plain.WIDTH,
+        6, 2 * plain.OUT_WIDTH, 2 * plain.OUT_WIDTH, *sums_of_the_fusion(plain.OUT_WIDTH, 1 + 6))
+"""Lengths of the sums from images of six patches to a feature: CLIP's backbone and projection, PIFE, HDM and ATMoE."""
+CPU = torch.device("cpu")
+LEAF = re.compile("(weight|bias)$")
+IN_THE_COMPILER = pytest.mark.filterwarnings("default")
+"""Torch's compiler warns of what it does itself."""
+COMPILES = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def both():
+    """The plain DeMo in float64 and ours with its weights, none of them at their start, without dropout."""
+    torch.manual_seed(seeded())
+    reference = plain.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.ndim == 1:  # norms and biases
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in reference.named_buffers():
+            if "running" in name:
+                buffer.add_(torch.rand_like(buffer))
+    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST",
+                                                                str(list(SIZE))])
+    ours = make_model(cfg, CLASSES, CAMERAS)
+    ours.load_state_dict(from_demo(reference.state_dict()))
+    ours.hdm.dropout = 0.0
+    return reference.double(), ours
+
+
+def doubled(images):
+    return {modality: image.double() for modality, image in images.items()}
+
+
+def test_one_pass_gives_what_three_passes_of_the_plain_model_give(both):
+    reference, ours = both
+    images, cameras = random_images(1, size=SIZE)
+    with torch.no_grad():
+        found = ours.eval().patterns(images, cameras)
+        for pattern in RETURN_PATTERNS:
+            assert_close(found[pattern], reference.eval()(doubled(images), cameras, pattern), *DEMO)
+
+
+def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
+    reference, ours = both
+    images, cameras = random_images(2, batch=8, size=SIZE)
+    with amplified(reference.generalFusion) as amplification:
+        expected = reference.train()(doubled(images), cameras)
+    found = ours.train()(images, cameras)
+    assert found.auxiliary is None and list(found.features) == list(expected.features)
+    for (name, theirs), factor in zip(expected.features.items(), (max(amplification), 1.0), strict=True):
+        assert_close(found.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max()))
+        assert_logits(found.logits[name], ours.heads[name], found.features[name])
+    probes = [torch.randn_like(output) for output in pairs(found)]
+    for outputs in (found, expected):
+        sum((output * probe).sum() for output, probe in zip(pairs(outputs), probes, strict=True)).backward()
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.requires_grad}
+    expected = from_demo(reference.state_dict() | gradients)
+    found = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.requires_grad}
+    assert found.keys() <= expected.keys() and len(found) > 180
+    largest = defaultdict(float)  # of a layer: a bias may have no effect but for roundings
+    for name in found:
+        largest[LEAF.sub("", name)] = max(largest[LEAF.sub("", name)], float(expected[name].abs().max()))
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name], *DEMO, *DEMO, 8 * 3 * 7, scale=largest[LEAF.sub("", name)])
+    for model in both:
+        model.zero_grad()
+
+
+def test_a_step_of_the_plain_models_optimiser_is_ours(both):
+    """A group per parameter or few of them: the weights move alike."""
+    decays = ["SOLVER.WEIGHT_DECAY", "0.01", "SOLVER.WEIGHT_DECAY_BIAS", "0.01"]
+    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", decays)
+    reference, ours = both
+    before = {name: value.clone() for name, value in reference.float().state_dict().items()}
+    for model, optimizer in ((reference, plain.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
+                             (ours, make_optimizer(cfg, ours))):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        model.zero_grad()
+    found = ours.state_dict()
+    for name, value in from_demo(reference.state_dict()).items():
+        assert_close(found[name], value, *2 * 8 * (1,))  # eight operations of either
+    reference.load_state_dict(before)
+    reference.double()
+    ours.load_state_dict(from_demo(before))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quick_gelu_between_scaled_weights(seed):
+    """Values and gradients in float64 beside fc2(h·sigmoid(1.702 h)), h = fc1."""
+    torch.manual_seed(seeded(seed))
+    fast = QuickGELUMlp(6, 24).double()
+    tokens = (4 * torch.randn(2, 5, 6, dtype=torch.double)).requires_grad_()
+    probe = torch.randn(2, 5, 6, dtype=torch.double)
+    inputs = [tokens, *fast.parameters()]
+    found = fast(tokens)
+    hidden = fast.fc1(tokens)
+    expected = fast.fc2(hidden / (1 + torch.exp(-1.702 * hidden)))
+    forward = 2 * (6, 8, 24)  # the products and the activation, of either
+    assert_close(found, expected, *forward, dtype=torch.double)
+    for ours, theirs in zip(torch.autograd.grad((found * probe).sum(), inputs),
+                            torch.autograd.grad((expected * probe).sum(), inputs), strict=True):
+        assert_close(ours, theirs, *2 * forward, 10, 10, dtype=torch.double)  # weights sum over the tokens
+    with torch.no_grad():
+        assert_close(fast.fold()(tokens), expected, *forward, dtype=torch.double)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_half_precision_hardly_turns_a_feature(both, precision):
+    ours = both[1]
+    images, cameras = random_images(3, size=SIZE)
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    with torch.no_grad():
+        exact = ours.eval().patterns(images, cameras)
+    with inference(ours, precision):
+        assert ours.backbone.vit.blocks[3].mlp[0].weight.dtype == precision
+        half = ours.patterns(images, cameras)
+    for pattern in RETURN_PATTERNS:
+        assert half[pattern].dtype == torch.float32
+        assert F.cosine_similarity(half[pattern], exact[pattern]).min() > 0.999
+        assert not torch.equal(half[pattern], exact[pattern])
+    assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(ours(images, cameras, 1), exact[1])
+
+
+def test_inference_leaves_the_model_as_it_was_after_an_error_too():
+    model = tiny_model().train()
+    backbone = model.backbone
+    with pytest.raises(KeyError), inference(model, torch.bfloat16):
+        assert not model.training and model.backbone is not backbone and not torch.is_grad_enabled()
+        raise KeyError
+    assert model.training and model.backbone is backbone and torch.is_grad_enabled()
+    assert all(parameter.requires_grad for parameter in backbone.vit.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_chunks_are_the_batch(monkeypatch, count):
+    monkeypatch.setattr(backbone_module, "CHUNK", 3)
+    backbone = tiny_model().eval().backbone
+    images, cameras = random_images(4, batch=count)
+    whole = backbone(images["NI"], cameras)
+    assert whole[0].requires_grad
+    with torch.no_grad():
+        parts = backbone(images["NI"], cameras)
+    for *both, expected in zip(whole, parts, exact(backbone)(images["NI"].double(), cameras), strict=True):
+        for found in both:
+            assert_close(found, expected, *ENCODER)
+
+
+@pytest.mark.parametrize(("in_half", "fused"), [(False, True), (True, False)])
+def test_attention_is_chosen_by_precision(in_half, fused):
+    model = tiny_model()
+    with autocast(CPU, torch.bfloat16 if in_half else None):
+        model.train()(*random_images(5))
+    assert {block.attn.fused_attn for block in model.backbone.vit.blocks} == {fused}
+    with inference(model, torch.bfloat16 if in_half else None):
+        model(*random_images(5))
+        assert {block.attn.fused_attn for block in model.backbone.vit.blocks} == {fused}
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@COMPILES
+def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
+    """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
+    own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
+        done = subprocess.run([sys.executable, str(ROOT / "tests" / "compiled.py")], capture_output=True, text=True,
+                              env=own | capability | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@IN_THE_COMPILER
+@COMPILES
+def test_compiled_equals_eager_in_training_and_evaluation():
+    """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
+    opts = ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)  # SDTPS chooses patches, others where a rounding is another
+    eager, compiled = tiny_model(*opts), tiny_model(*opts)
+    compiled.backbone.compile_blocks()
+    assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()
+    images, cameras = random_images(6)
+    for _ in range(2):
+        for model in (eager, compiled):
+            model.hdm.dropout = 0.0
+        reference, exact_images = exact(eager.train(), images)
+        expected, found = (list(output.features.values())
+                           for output in (reference(exact_images, cameras), compiled.train()(images, cameras)))
+        for theirs, own in zip(expected, found, strict=True):
+            assert_close(own, theirs, *MODEL)
+        for features in (expected, found):
+            sum(part.square().mean() for part in features).backward()
+        for theirs, own in zip(reference.parameters(), compiled.parameters(), strict=True):
+            if theirs.grad is not None:
+                assert_close(own.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES)
+        features = []
+        for model in (eager, compiled):
+            model.zero_grad()
+            with inference(model, torch.bfloat16):
+                features.append(model(images, cameras))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+        assert F.cosine_similarity(*features).min() > 0.999

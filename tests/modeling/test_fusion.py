@@ -1,0 +1,294 @@
+"""HDM and ATMoE: their shortcuts against seven real attentions and an expert after the other."""
+import copy
+from itertools import cycle
+
+import pytest
+import torch
+from golden_cases import load_case, relative_error, weight
+from numeric import assert_close, generator, seeded
+
+from benchmarks.plain.fusion import MODALITIES_OF, Fusion
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.modeling.checkpoints.names import from_demo
+from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
+
+GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
+# width, HEAD (None: HDM alone), patches per modality, batch
+SHAPES = pytest.mark.parametrize("shape", [(64, 4, 5, 4), (128, 8, 1, 2), (192, 3, 7, 3), (128, None, 4, 1), (64, 1, 12, 5)],
+                                 ids=str)
+
+
+def under_our_names(tensors):
+    """DeMo's tensors of a plain fusion, by its names → the same stacked under ours."""
+    ours = from_demo({f"generalFusion.{name}": tensor for name, tensor in tensors.items()})
+    assert not any(name.startswith("generalFusion.") for name in ours)
+    return ours
+
+
+def ours_of(plain, dropout=0.1):
+    """Our modules with the weights of a plain fusion, as {"hdm": …, "atmoe": …}."""
+    width = plain.r_token.shape[-1]
+    modules = torch.nn.ModuleDict({"hdm": HDM(width, dropout)})
+    if plain.moe:
+        modules["atmoe"] = ATMoE(width, len(plain.moe.experts))
+    modules.to(plain.r_token.dtype).load_state_dict(under_our_names(plain.state_dict()))
+    return modules.train(plain.training)
+
+
+def run(modules, patches, global_feats):
+    features = modules["hdm"](patches, global_feats)
+    return modules["atmoe"](features) if "atmoe" in modules else features.flatten(1)
+
+
+def random_plain(width, heads, seed=0, dropout=0.1):
+    """A plain fusion in float64, all of whose weights, norms and running statistics are far from their start."""
+    plain = Fusion(width, heads, dropout)
+    plain.load_state_dict({name: torch.from_numpy(weight(name, tuple(tensor.shape), seeded(seed)))
+                           for name, tensor in plain.state_dict().items()})
+    return plain.double()
+
+
+def random_tokens(width, count, batch, seed=1, dtype=torch.float64):
+    """(patches, globals) by modality, which take gradients."""
+    draws = generator(seed)
+
+    def draw(*shape):
+        return {modality: torch.randn(*shape, generator=draws, dtype=dtype).requires_grad_() for modality in MODALITIES}
+
+    return draw(batch, count, width), draw(batch, width)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_golden(name, mode):
+    case = load_case(name)
+    settings = case.settings
+    plain = Fusion(settings["feat_dim"], settings["head"] if settings["ATM"] else None, settings["dropout"])
+    assert list(plain.state_dict()) == list(case.weights)
+    plain.load_state_dict(case.weights)
+    ours = ours_of(plain.train(mode == "train"), settings["dropout"])
+    tokens = [{modality: case.arrays[f"{modality}_{part}"] for modality in MODALITIES} for part in ("cash", "global")]
+    expected = case.arrays[f"{mode}_output"]
+    for found in (run(ours, *tokens), plain(*tokens)):
+        assert found.shape == expected.shape
+        assert relative_error(found, expected) < 1e-5
+
+
+def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, our_output):
+    """Of a random projection of the outputs, at every parameter and input."""
+    probe = torch.randn(plain_output.shape, generator=generator(9), dtype=plain_output.dtype)
+    for output in (plain_output, our_output):
+        (output * probe).sum().backward()
+    # The buffers, which have no gradient, make the names a whole checkpoint's.
+    expected = under_our_names({**plain.state_dict(), **{name: weight.grad for name, weight in plain.named_parameters()}})
+    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert found.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
+    for name, gradient in found.items():
+        assert relative_error(gradient, expected[name]) < 1e-9, name
+    for part, (theirs, own) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
+        for modality in MODALITIES:
+            assert relative_error(own[modality].grad, theirs[modality].grad) < 1e-9, (part, modality)
+
+
+@SHAPES
+@pytest.mark.parametrize("mode", MODES)
+def test_equals_the_plain_version(shape, mode):
+    """Values, gradients, and what a training forward leaves in the running statistics; without dropout."""
+    width, heads, count, batch = shape
+    plain = random_plain(width, heads, dropout=0.0).train(mode == "train")
+    ours = ours_of(plain, dropout=0.0)
+    plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
+    expected, found = plain(*plain_tokens), run(ours, *our_tokens)
+    assert found.shape == (batch, 7 * width)
+    assert relative_error(found, expected.detach()) < 1e-10
+    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, found)
+
+    expected_state, state = under_our_names(plain.state_dict()), ours.state_dict()
+    for name, tensor in state.items():
+        assert torch.allclose(tensor, expected_state[name], rtol=1e-12), name
+    if heads:
+        assert state["atmoe.norm.num_batches_tracked"] == 7 + (mode == "train")
+
+
+@pytest.fixture
+def same_dropout(monkeypatch):
+    """Make ours and the plain version drop the same attention weights: a mask (B, 7, heads, 3L) of zeros and ones."""
+    def share(mask):
+        length = mask.shape[-1] // len(MODALITIES)
+        parts = dict(zip(MODALITIES, mask.split(length, dim=-1), strict=True))
+        masks = cycle([torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
+                       for place, modalities in enumerate(MODALITIES_OF.values())])
+
+        def dropout(weights, p=0.5, training=True, inplace=False):
+            assert (p, training) == (0.1, True)
+            return weights * next(masks).reshape(weights.shape).to(weights.dtype) / (1 - p)
+
+        monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+
+    return share
+
+
+def random_mask(width, count, batch, seed=3):
+    return torch.rand(batch, 7, width // 64, 3 * (1 + count), generator=generator(seed)) > 0.1
+
+
+@SHAPES
+def test_equals_the_plain_version_with_the_same_dropout(shape, same_dropout):
+    width, heads, count, batch = shape
+    plain = random_plain(width, heads).train()
+    ours = ours_of(plain)
+    plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
+    same_dropout(random_mask(width, count, batch))
+    expected, found = plain(*plain_tokens), run(ours, *our_tokens)
+    assert relative_error(found, expected.detach()) < 1e-10
+    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, found)
+
+
+@torch.no_grad()
+def test_the_value_bias_is_dropped_with_the_weights(same_dropout):
+    """Added whole, as if the weights summed to 1, it would be percents off: the comparison above would notice."""
+    plain = random_plain(128, None).train()
+    hdm = ours_of(plain)["hdm"]
+    whole = copy.deepcopy(hdm)
+    bias = whole.in_proj_bias[:, -128:]
+    whole.out_proj_bias += torch.einsum("sdc,sc->sd", whole.out_proj_weight, bias)
+    bias.zero_()
+    tokens = random_tokens(128, 9, 4)
+    assert relative_error(whole.eval()(*tokens), hdm.eval()(*tokens)) < 1e-10
+    same_dropout(random_mask(128, 9, 4))
+    expected = plain(*tokens)
+    assert relative_error(hdm.train()(*tokens).flatten(1), expected) < 1e-10
+    assert relative_error(whole.train()(*tokens).flatten(1), expected) > 0.02
+
+
+@torch.no_grad()
+def test_dropout_acts_in_training_alone():
+    torch.manual_seed(seeded())
+    hdm = HDM(128)
+    patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
+    keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
+
+    def attention():
+        """→ {subset: (B, heads, tokens of its modalities)}."""
+        weights = hdm.attention(patches, global_feats, keys)
+        return {subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
+                for subset, modalities in SUBSETS.items()} | weights
+
+    hdm.eval()
+    whole = attention()
+    assert whole.keys() == SUBSETS.keys(), "absent modalities have no weights"
+    for subset, same in attention().items():
+        assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
+        assert_close(same.double().sum(dim=-1), torch.ones(16, 2), same.shape[-1])
+    hdm.train()
+    torch.manual_seed(seeded(1))
+    left, others = attention(), attention()
+    draws = []
+    for subset, kept in left.items():
+        dropped = kept == 0
+        assert whole[subset].gt(0).all()
+        assert dropped.double().mean() == pytest.approx(0.1, abs=6 * (0.1 * 0.9 / dropped.numel()) ** 0.5)  # standard errors
+        assert_close(kept[~dropped], whole[subset][~dropped].double() / 0.9, 1, 1)
+        assert not torch.equal(kept, others[subset])
+        draws += dropped[..., :129].flatten(0, 1)
+    # Every sample, subset and head is drawn on its own.
+    assert len(torch.stack(draws).unique(dim=0)) == len(draws)
+
+
+def test_absent_modalities_do_not_reach_a_subsets_feature():
+    hdm = ours_of(random_plain(64, None).eval())["hdm"]
+    patches, global_feats = random_tokens(64, 6, 3)
+    expected = hdm(patches, global_feats)
+    for absent in MODALITIES:
+        with torch.no_grad():
+            found = hdm(patches | {absent: 5 * patches[absent].flip(0)}, global_feats | {absent: global_feats[absent] - 7})
+        for place, (subset, modalities) in enumerate(SUBSETS.items()):
+            assert torch.equal(found[:, place], expected[:, place]) == (absent not in modalities), (absent, subset)
+
+    for place, modalities in enumerate(SUBSETS.values()):
+        gradients = torch.autograd.grad(expected[:, place].square().sum(), [*patches.values(), *global_feats.values()],
+                                        retain_graph=True)
+        for modality, gradient in zip((*MODALITIES, *MODALITIES), gradients, strict=True):
+            assert gradient.ne(0).any() == (modality in modalities)
+
+
+def test_the_key_bias_cancels():
+    hdm = ours_of(random_plain(128, None).eval())["hdm"]
+    tokens = random_tokens(128, 4, 2)
+    output = hdm(*tokens)
+    output.square().sum().backward()
+    query, key, value = hdm.in_proj_bias.grad.chunk(3, dim=1)
+    assert key.eq(0).all() and query.ne(0).all() and value.ne(0).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 16])
+@torch.no_grad()
+def test_gates(heads):
+    plain = random_plain(64, heads).eval()
+    features = torch.randn(5, 7, 64, generator=generator(2), dtype=torch.float64)
+    gates = ours_of(plain)["atmoe"].gates(features)
+    assert gates.shape == (5, heads, 7) and gates.gt(0).all()
+    assert torch.allclose(gates.sum(dim=-1), torch.ones(5, heads, dtype=torch.float64))
+    assert relative_error(gates, torch.stack(plain.moe.gating_network.gate(list(features.unbind(1))), dim=1)) < 1e-10
+
+
+def test_parameters_start_as_torchs_layers_do():
+    """The seven attentions and 28 experts each as one of torch's own; the queries as C^-0.5·normal.
+
+    Means and deviations to six standard errors, which are at most those of normal numbers; the largest of n uniform numbers is
+    20/n below the bound once in exp(20) times.
+    """
+    torch.manual_seed(seeded())
+    plain, hdm, atmoe = Fusion(256, 4), HDM(256), ATMoE(256, 4)
+    ours = {f"hdm.{name}": tensor for name, tensor in hdm.state_dict().items()}
+    ours |= {f"atmoe.{name}": tensor for name, tensor in atmoe.state_dict().items()}
+    theirs = under_our_names(plain.state_dict())
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.shape == theirs[name].shape, name
+        if theirs[name].numel() == 1 or theirs[name].unique().numel() == 1:  # a bias of zeros, the norms
+            assert torch.equal(tensor, theirs[name]), name
+            continue
+        layers = tensor.unbind() if tensor.ndim == 3 else [tensor]
+        their_layers = theirs[name].unbind() if tensor.ndim == 3 else [theirs[name]]
+        assert len({layer.sum().item() for layer in layers}) == len(layers), name
+        for layer, their_layer in zip(layers, their_layers, strict=True):
+            size = layer.numel()
+            assert abs(layer.mean()) < 6 / size ** 0.5 * layer.std(), name
+            assert float(layer.std()) == pytest.approx(float(their_layer.std()), rel=6 / size ** 0.5), name
+            if name != "hdm.query":  # uniform: the bounds are the same
+                assert float(layer.abs().max()) == pytest.approx(float(their_layer.abs().max()), rel=20 / size), name
+    assert float(hdm.query.detach().std()) == pytest.approx(256 ** -0.5, rel=6 / (2 * hdm.query.numel()) ** 0.5)
+    # Xavier's bound of one attention, not of all seven stacked
+    assert float(hdm.in_proj_weight.detach().abs().max()) == pytest.approx((6 / (256 + 3 * 256)) ** 0.5, rel=0.01)
+
+
+def test_widths_that_do_not_fit():
+    message = r"^MODEL\.HDM is True, but the backbone's width 96 is no multiple of 64[^.]*\."
+    with pytest.raises(UserError, match=message) as caught:
+        HDM(96)
+    assert "MODEL.TRANSFORMER_TYPE" in str(caught.value)
+    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the backbone's width 64; .* such as 8\.$"):
+        ATMoE(64, 12)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_mixed_precision_is_near(mode, precision):
+    torch.manual_seed(seeded())
+    plain = Fusion(128, 4, dropout=0.0).train(mode == "train")
+    with torch.no_grad():  # gates and experts that matter
+        for name, parameter in plain.named_parameters():
+            parameter.mul_(5 if name.endswith("_token") else 1)
+    ours = ours_of(plain, dropout=0.0)
+    tokens = random_tokens(128, 8, 16, dtype=torch.float32)
+    with torch.no_grad():
+        expected = plain.double()(*({modality: part.double() for modality, part in parts.items()} for parts in tokens))
+    with torch.autocast("cpu", precision):
+        found = run(ours, *tokens)
+    # Inputs, weights and results of some ten products are rounded, sums are in float32.
+    assert_close(found.float(), expected, *30 * (1,), dtype=precision)
+    assert relative_error(found.float(), expected) > 1e-5
+    found.float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())

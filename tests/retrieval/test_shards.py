@@ -1,0 +1,245 @@
+"""Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from numeric import assert_close, numpy_generator
+from reference import ranking
+from test_metrics import assert_same, random_case
+from test_search import stack_of
+from tiny import MODEL
+
+from benchmarks.rows import peak_memory
+from demo_sdtps.commands import export_features, rank_features
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation.metrics import evaluate_ranking
+from demo_sdtps.retrieval import store, streaming
+from demo_sdtps.retrieval.feature_sets import columns_of, open_features
+from demo_sdtps.retrieval.nearest import nearest
+from demo_sdtps.retrieval.store import Store, open_store
+from demo_sdtps.retrieval.streaming import evaluate_stream
+
+ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
+SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False, "data_set": "RGBNT201", "configuration": {}}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
+                           load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]))
+
+
+@pytest.fixture
+def export(tiny_root, weights, command, tmp_path):
+    """Call export_features.py: → (exit code, stdout, stderr)."""
+    def call(name, *words):
+        given = cli_args_for(tiny_root, "--weight", weights)
+        return command(export_features.main, *given, "--output", tmp_path / name, *words)
+
+    return call
+
+
+def test_shards_hold_what_the_file_holds(export, tmp_path):
+    words = ("--return_pattern", "1", "--split", "query", "--normalise")
+    assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
+    found, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
+    assert found.features.starts.tolist() == [0, 12, 24, 32]
+    # Batches of other sizes differ by the roundings of both.
+    assert_close(whole_of(found), expected["features"], *MODEL, *MODEL)
+    assert [*found.names] == expected["paths"][:, 0].tolist()
+    paths = [line for shard in contents(tmp_path / "x") if shard.startswith("shard")
+             for line in open_store(tmp_path / "x", "").texts(shard, "paths")]
+    assert [line.split("\0") for line in paths] == expected["paths"].tolist()
+    for name in ("ids", "cams", "scenes"):
+        assert np.array_equal(getattr(found, name), expected[name])
+    assert found.settings == open_features(tmp_path / "x.npz").settings
+    found = open_store(tmp_path / "x", "")
+    assert (found.origin["split"], found.record["checkpoint"]) == (expected["split"].item(), expected["checkpoint"].item())
+
+
+def whole_of(found):
+    return np.concatenate([block for _, block in found.features])
+
+
+def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
+    assert export("half", "--shards", ROWS, "--dtype", "float16")[0] == export("whole", "--shards", ROWS)[0] == 0
+    half, whole = (whole_of(open_features(tmp_path / name, normalise=False)) for name in ("half", "whole"))
+    assert np.array_equal(half, whole.astype(np.float16))
+
+
+def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path):
+    """One shard was not written, another is cut, store.json names none yet, and a temporary file is left over."""
+    assert export("x", "--shards", "8")[0] == 0
+    folder, before = tmp_path / "x", contents(tmp_path / "x")
+    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    (folder / "shard-00000.safetensors").unlink()
+    cut(folder / "shard-00002.safetensors")
+    manifest = json.loads((folder / "store.json").read_text())
+    (folder / "store.json").write_text(json.dumps(manifest | {"shards": []}))
+    with pytest.raises(UserError, match="is not complete"):
+        open_features(folder)
+    (folder / ".shard-00000.safetensors.part").write_bytes(b"half")
+    code, stdout, _ = export("x", "--shards", "8")
+    assert code == 0 and stdout.startswith("Wrote 2 shards") and "2 were there" in stdout
+    assert contents(folder) == before
+    same = [name for name in times if (folder / name).stat().st_mtime_ns == times[name]]
+    assert sorted(same) == ["shard-00001.safetensors", "shard-00003.safetensors"]
+    assert export("x", "--shards", "8")[1].startswith("Wrote 0 shards")
+
+
+def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weights):
+    assert export("x", "--shards", ROWS)[0] == 0
+    folder, other = tmp_path / "x", shutil.copy(weights, tmp_path / "other.pth")
+    before = contents(folder)
+    changed = torch.load(other)
+    next(iter(changed["model"].values())).add_(1)
+    torch.save(changed, other)
+    cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"), "another dtype": ("--dtype", "float16"),
+             "another checkpoint,": ("--weight", other), "another samples,": ("DATASETS.ROOT_DIR", own_root),
+             "another TEST.MISS": ("TEST.MISS", "r")}
+    for what, words in cases.items():
+        code, stdout, stderr = export("x", "--shards", ROWS, *words)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "--overwrite" in stderr
+        assert f"are of {what}" in stderr and contents(folder) == before
+    assert export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")[0] == 0
+    assert open_features(folder).settings["return_pattern"] == 2
+
+
+def test_an_export_of_an_earlier_version_is_replaced_by_overwrite_alone(export, tmp_path):
+    for name in ("manifest.json", "shard-00000.json", "features-00000.npy", "labels-00000.npy", "paths-00000.npy"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (tmp_path / "x" / name).touch()
+    code, _, stderr = export("x", "--shards")
+    assert code == 2 and "earlier version" in stderr and "--overwrite" in stderr
+    assert export("x", "--shards", "--overwrite")[0] == 0
+    assert [*contents(tmp_path / "x")] == ["shard-00000.safetensors", "store.json"]
+
+
+def test_folders_of_other_files_are_left_alone(export, tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").write_text("mine")
+    code, _, stderr = export("x", "--shards", "--overwrite")
+    assert code == 2 and "has other files such as notes.txt" in stderr and [*contents(tmp_path / "x")] == ["notes.txt"]
+
+
+def write(folder, features, ids, cams, rows=ROWS):
+    """An export of features (n, D)."""
+    samples = [Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
+               for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))]
+    found = Store(folder, {**SETTINGS, "rows": len(features)}, "")
+    for number, start in enumerate(range(0, len(features), rows)):
+        found.shards.append(f"shard-{number:05}.safetensors")
+        found.write(found.shards[-1], features[start:start + rows], columns_of(samples[start:start + rows]))
+    found.commit()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "shards", np.eye(30, 8, dtype=np.float32), range(30), range(30))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def test_a_damaged_record_of_shards_is_named(folder):
+    cut(folder / "store.json")
+    with pytest.raises(UserError, match=r"store\.json is damaged"):
+        open_features(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
+    """Blocks smaller than a shard, and rows from some shards only."""
+    monkeypatch.setattr(store, "BLOCK_ELEMENTS", 5 * 8)
+    features = numpy_generator(1).standard_normal((30, 8)).astype(dtype)
+    found = open_features(write(tmp_path / "x", features, range(30), range(30)))
+    whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
+    blocks = list(found.features)
+    assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(found) == 30
+    assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
+    for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
+        assert_close(found.features.take(rows), whole[rows], 8, 1)
+    assert [found.names[row] for row in (0, 11, 12, 29)] == ["0.jpg", "11.jpg", "12.jpg", "29.jpg"] and len(found.names) == 30
+    plain = open_features(tmp_path / "x", normalise=False)
+    assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 200])
+def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
+    """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
+    monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
+    query, gallery, *labels = random_case(15, identities=12, dim=3)
+    query, gallery = (2 * query).round(), (2 * gallery).round()
+    found = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
+    expected = evaluate_ranking(query, gallery, *labels)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
+    assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
+
+
+def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
+    """A third of the gallery are copies; ties are in the order of the paths."""
+    monkeypatch.setattr(store, "BLOCK_ELEMENTS", 100)
+    draws = numpy_generator(2)
+    gallery = draws.standard_normal((40, 16)).astype(np.float16)
+    gallery[28:] = gallery[draws.integers(0, 28, 12)]
+    found = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
+    queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
+    whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())
+    expected = nearest(queries, stack_of(whole.numpy(), 40), [f"{number}.jpg" for number in range(40)], 15)
+    hits = nearest(queries, found.features, found.names, 15)
+    assert np.array_equal(hits.rows, expected.rows) and np.array_equal(hits.distances, expected.distances)
+
+
+def test_ranking_exported_features_gives_the_figures_of_the_test_command(export, command, tiny_root, weights, tmp_path):
+    """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
+    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights), "--json", tmp_path / "t.json")[0] == 0
+    for name, words in (("q.npz", ("--split", "query")), ("q", ("--split", "query", "--shards", "9")), ("g.npz", ()),
+                        ("g", ("--shards",))):
+        assert export(name, *words)[0] == 0
+    hits = []
+    for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
+        code, stdout, _ = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, "--json",
+                                  tmp_path / "x.json", "--csv", tmp_path / "x.csv", "--top", "4", "--overwrite")
+        assert code == 0 and "32 queries" in stdout and "3 both" in stdout
+        record = json.loads((tmp_path / "x.json").read_text())["patterns"]
+        assert record == near({"3": scores_of(tmp_path / "t.json")["3"]})
+        hits.append(list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines())))
+        assert len(hits[-1]) == 32 * 4 and all(line["query"] == line["gallery"] for line in hits[-1][::4])
+    assert hits[0][0].keys() == {"query", "rank", "gallery", "distance"}
+
+
+def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
+    assert export("q.npz", "--split", "query")[0] == export("g", "--shards", "--return_pattern", "1")[0] == 0
+    assert export("m.npz", "TEST.MISS", "r")[0] == 0
+    for gallery, what in (("g", "return_pattern, 3 and 1"), (folder, "checkpoint_sha256,"),
+                          ("m.npz", "TEST.MISS, 'None' and 'r'")):
+        code, _, stderr = command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
+        assert code == 2 and f"are of different values of {what}" in stderr
+
+
+def rank_and_search(folder):
+    found = open_features(folder)
+    queries = found.features.take(np.arange(50))
+    labels = [(side[:50], side) for side in (found.ids, found.cams)]
+    evaluate_stream(torch.from_numpy(queries), found.features, *labels)
+    nearest(queries, found.features, found.names, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_memory_does_not_grow_with_the_gallery(tmp_path):
+    """256 MB of features in half precision, beside a fourth of them."""
+    peaks = []
+    for name, rows in (("small", 32_768), ("large", 131_072)):
+        features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32).astype(np.float16)
+        ids = np.arange(rows) % (rows // 4)
+        peaks.append(peak_memory(rank_and_search, write(tmp_path / name, features, ids, np.arange(rows), rows=8192)))
+    assert peaks[1] - peaks[0] < 96 << 20

@@ -1,0 +1,90 @@
+"""Export of features by two processes of torchrun, on one node and on two: the features of one process."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
+from interrupted import call
+from launch import children_of, free_port, wait_for
+from numeric import assert_close
+from test_shards import whole_of
+from tiny import MODEL
+
+from demo_sdtps.commands import export_features
+from demo_sdtps.config import load_cfg
+from demo_sdtps.retrieval.feature_sets import open_features
+
+pytestmark = pytest.mark.slow
+LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")
+"""Images that take their time."""
+ONE_NODE = [("--standalone", "--nproc_per_node=2")]
+
+
+def two_nodes():
+    port = free_port()
+    return [("--nnodes=2", f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}", "--nproc_per_node=1")
+            for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def words(tiny_root, tmp_path_factory):
+    weights = checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
+                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]))
+    return cli_args_for(tiny_root, "--weight", weights, small=LARGE)
+
+
+@pytest.fixture
+def started():
+    """Start the nodes' torchrun: → their processes, which end with the test."""
+    found = []
+
+    def start(nodes, words):
+        for node in nodes:
+            line = [sys.executable, "-m", "torch.distributed.run", *node, str(ROOT / "tools" / "export_features.py")]
+            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return found[-len(nodes):]
+
+    yield start
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def alone(words, tmp_path_factory):
+    """The features that one process exports."""
+    output = tmp_path_factory.mktemp("alone") / "x.npz"
+    assert call([*words, "--output", output], export_features.main) == 0
+    return open_features(output, normalise=False)
+
+
+def assert_same(output, alone):
+    found = open_features(output, normalise=False)
+    assert_close(whole_of(found), whole_of(alone), *MODEL, *MODEL)
+    assert [*found.names] == [*alone.names]
+
+
+def test_two_nodes_export_what_one_process_does(started, alone, words, tmp_path):
+    said = [process.communicate(timeout=120) for process in started(two_nodes(), [*words, "--output", tmp_path / "x.npz"])]
+    assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
+    assert_same(tmp_path / "x.npz", alone)
+
+
+def test_an_export_whose_process_dies_is_continued(started, alone, words, tmp_path):
+    """Eleven shards, which two processes cannot share equally."""
+    folder = tmp_path / "x"
+    words = [*words, "--output", folder, "--shards", "3"]
+    (starter,) = started(ONE_NODE, words)
+    wait_for(starter, folder / "shard-00001.safetensors")
+    os.kill(children_of(starter.pid)[-1], signal.SIGKILL)
+    assert starter.wait(60) != 0
+    complete = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
+    assert 0 < len(complete) < 11
+    (starter,) = started(ONE_NODE, words)
+    stdout, stderr = starter.communicate(timeout=120)
+    assert f"Wrote {11 - len(complete)} shards" in stdout, stderr
+    assert {path: path.stat().st_mtime_ns for path in complete} == complete
+    assert_same(folder, alone)
+    assert not list(folder.glob(".*.part"))

@@ -1,0 +1,128 @@
+"""Outputs: checked before the work, written as a whole; and folders that one process uses at a time (runtime/files.py)."""
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from commands import CONFIG, ONE_LINE, ROOT, contents
+
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.commands import train_seps
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling.checkpoints.loading import save_whole
+from demo_sdtps.runtime.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
+
+
+@contextmanager
+def full_disk(limit=1000):
+    """Inside, no file may become larger than `limit` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_written_whole_in_a_new_folder(tmp_path):
+    path = tmp_path / "new" / "x.json"
+    with atomic_write(path) as temporary:
+        temporary.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+    with atomic_write(path, previous=path.with_name("before")) as temporary:
+        temporary.write_text("second")
+    assert path.read_text() == "second" and path.with_name("before").read_text() == "first"
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, 1)
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    with pytest.raises(UserError, match=r"x.json cannot be written \(File too large\); free some space"), full_disk():
+        save_whole({"a": torch.zeros(100_000)}, path)
+    assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_command_leaves_is_replaced(tmp_path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from demo_sdtps.runtime.files import atomic_write
+with atomic_write(Path({str(tmp_path / "x.json")!r})) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert not (tmp_path / "x.json").exists() and len(list(tmp_path.iterdir())) == 1
+    write_json(tmp_path / "x.json", 2)
+    assert list(contents(tmp_path)) == ["x.json"]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "file/x.npz"])
+def test_places_that_cannot_be_written(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"must be a file ending in .npz in a folder that can be written"):
+        check_output_file(tmp_path / name, ".npz")
+
+
+def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
+    file = tmp_path / "new" / "folder" / LOCK
+    with locked(file, "OUTPUT_DIR x"):
+        with pytest.raises(UserError, match="OUTPUT_DIR x is in use by another process"), locked(file, "OUTPUT_DIR x"):
+            raise AssertionError
+        assert file.exists()
+    assert not list(tmp_path.iterdir())
+    with locked(file, "OUTPUT_DIR x"):
+        (file.parent / "result").touch()
+    assert list(contents(tmp_path)) == ["new/folder/result"]
+
+
+def test_the_lock_of_a_killed_process_is_free_though_its_loading_processes_live(tmp_path):
+    program = f"""
+import os, signal, time
+from pathlib import Path
+from demo_sdtps.runtime.files import locked
+with locked(Path({str(tmp_path / LOCK)!r}), "it"):
+    if os.fork():
+        time.sleep(30)
+    else:  # it prints once it has run what filelock registered for the child of a fork
+        print(os.getpid(), flush=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(30)
+"""
+    done = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(done.stdout.readline())
+    assert done.wait() == -signal.SIGKILL
+    try:
+        with locked(tmp_path / LOCK, "it"):
+            assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        done.stdout.close()
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with locked(tmp_path / LOCK, "OUTPUT_DIR x"):
+        assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
+
+
+@pytest.mark.parametrize(("main", "words"), [(train_net.main, ("--overwrite",)), (train_seps.main, ("RESUME", "auto"))])
+def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, command, main, words):
+    config = CONFIG if main is train_net.main else ROOT / "configs" / "SEPS" / "shapes.yml"
+    with locked(tmp_path / "run" / LOCK, "it"):
+        code, _, stderr = command(main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words)
+    assert code == 2 and stderr.startswith(ONE_LINE) and "in use by another process" in stderr and not list(tmp_path.iterdir())
+

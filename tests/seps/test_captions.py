@@ -1,0 +1,121 @@
+"""Batches of captions with their images. What they share with batches of triplets: tests/datasets/test_loaders.py."""
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import seps_tiny
+import torch
+from numeric import assert_close
+from seps_tiny import CAPTIONS, SIZES
+from triplets import SCALED, cut_short, message_of, normalised
+
+from demo_sdtps.datasets.images import decode
+from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_texts, image_batches, image_loader, padded
+from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
+from demo_sdtps.seps.towers import load_tokenizer
+
+IMAGES = SIZES["train"]
+PLAIN = ("INPUT.PROB", "0.0", "INPUT.MIN_CROP", "1.0")
+ALL = ("SOLVER.IMS_PER_BATCH", IMAGES * CAPTIONS)
+"""One batch of all captions."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shapes_root):
+    return load_tokenizer(seps_tiny.cfg_for(shapes_root))
+
+
+@pytest.fixture
+def split(shapes_root):
+    return read_image_texts(shapes_root, "shapes", "train")
+
+
+@pytest.fixture
+def load_epoch(shapes_root, tokenizer):
+    """The batches of an epoch of a split."""
+    def call(split, *opts):
+        loader = caption_loader(seps_tiny.cfg_for(shapes_root, *opts), split, tokenizer)
+        loader.batch_sampler.epoch = 1
+        return list(caption_batches(loader))
+
+    return call
+
+
+def texts_of(tokenizer, tokens, lengths):
+    return [" ".join(tokenizer.convert_ids_to_tokens(ids[1:length - 1])) for ids, length in zip(tokens, lengths, strict=True)]
+
+
+def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
+    loaded = load_epoch(split, *PLAIN, "SOLVER.IMS_PER_BATCH", 5)
+    assert len(loaded) == IMAGES * CAPTIONS // 5
+    seen = Counter()
+    for batch in loaded:
+        assert batch.images.dtype == torch.float32 and batch.images.shape == (5, 3, 32, 32)
+        assert batch.captions.dtype == batch.lengths.dtype == batch.image_ids.dtype == batch.long_lengths.dtype == torch.int64
+        captions = texts_of(tokenizer, batch.captions, batch.lengths)
+        dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
+        for number, image, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
+            assert_close(image, normalised(decode(split.paths[number])), *SCALED)
+            assert split.image_of[split.captions.index(caption)] == number and text == split.long_captions[number]
+            seen[caption] += 1
+    # 24 captions in batches of 5: the last four are dropped.
+    assert set(seen.values()) == {1} and len(seen) == 20
+
+
+def test_texts_begin_and_end_and_are_padded(split, tokenizer, load_epoch):
+    for batch in load_epoch(split):
+        for tokens, lengths in ((batch.captions, batch.lengths), (batch.long_captions, batch.long_lengths)):
+            assert tokens.shape == (8, lengths.max())
+            for ids, length in zip(tokens, lengths, strict=True):
+                assert ids[0] == tokenizer.cls_token_id and ids[length - 1] == tokenizer.sep_token_id
+                assert (ids[:length] != 0).all() and (ids[length:] == 0).all()
+
+
+def test_encoded_texts(tokenizer):
+    texts = ["a red circle", "an orange ring next to a small blue star", "zebra"]
+    encoded = encode_texts(tokenizer, texts, 64)
+    assert [len(text) for text in encoded] == [5, 11, 3]
+    assert tokenizer.convert_ids_to_tokens(encoded[0]) == ["[CLS]", "a", "red", "circle", "[SEP]"]
+    assert encoded[2][1] == tokenizer.unk_token_id
+    assert encode_texts(tokenizer, texts, 4)[1] == [*encoded[1][:3], tokenizer.sep_token_id]
+
+
+def test_padded_texts():
+    tokens, lengths = padded([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
+    assert tokens.tolist() == [[2, 7, 3, 0, 0], [2, 3, 0, 0, 0], [2, 7, 8, 9, 3]] and lengths.tolist() == [3, 2, 5]
+    assert tokens.dtype == lengths.dtype == torch.int64
+
+
+def test_without_long_captions_there_are_none(split, load_epoch):
+    short = ImageTexts(split.paths, split.captions, split.image_of, None)
+    for batch, other in zip(load_epoch(short), load_epoch(split), strict=True):
+        assert batch.long_captions is None and batch.long_lengths is None
+        assert torch.equal(batch.captions, other.captions) and torch.equal(batch.images, other.images)
+
+
+def test_captions_of_one_image_see_it_differently(split, load_epoch):
+    (batch,) = load_epoch(split, *ALL)
+    views = [batch.images[batch.image_ids == image] for image in batch.image_ids.unique()]
+    assert not all(torch.equal(first, second) for first, second in views)  # of few small crops, two may be equal by chance
+
+
+def test_fewer_captions_than_a_batch_are_reported(split, load_epoch):
+    assert "has 24 captions" in message_of(load_epoch, split, "SOLVER.IMS_PER_BATCH", 25)
+
+
+def test_evaluation_takes_every_image_once_in_order(shapes_root):
+    split = read_image_texts(shapes_root, "shapes", "test")
+    loaded = list(image_batches(image_loader(seps_tiny.cfg_for(shapes_root), split)))
+    assert [len(images) for images in loaded] == [5, 3]
+    expected = torch.stack([decode(path) for path in split.paths])
+    assert_close(torch.cat(loaded), normalised(expected), *SCALED)
+
+
+def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
+    cfg = seps_tiny.cfg_for(shutil.copytree(shapes_root, tmp_path / "own"), "DATASETS.CACHE", "no", *ALL)
+    own = read_image_texts(tmp_path / "own", "shapes", "train")
+    cut_short(Path(own.paths[4]))
+    for take in (lambda: caption_batches(caption_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
+        message = message_of(lambda take=take: list(take()))
+        assert own.paths[4] in message and message.endswith("; replace it.") and "\n" not in message

@@ -1,0 +1,225 @@
+"""The synthetic pedestrians: files, determinism, and that identity is spread over the modalities and nowhere else."""
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import contents
+from numeric import numpy_generator
+from PIL import Image, ImageFilter
+
+from demo_sdtps.commands import make_synthetic
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.synthetic import MARKER
+from demo_sdtps.synthetic import pedestrians
+from demo_sdtps.synthetic.body import LOOK_SHAPE
+from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
+
+NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
+SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]
+HEIGHT, WIDTH = 128, 64
+
+
+def make(root, *more):
+    make_synthetic.main(["--root", str(root), *SMALL, "--workers", "1", *more])
+    return Path(root) / "RGBNT201"
+
+
+def stems(folder):
+    return sorted(path.stem for path in folder.iterdir())
+
+
+def triplet(identity, camera, night, seed=0):
+    return draw_triplet(identity, camera, night, HEIGHT, WIDTH, np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made"))
+
+
+def test_layout_and_names(made):
+    people = {}
+    for split, count in (("train_171", 3), ("test", 2)):
+        names = stems(made / split / "RGB")
+        for kind in (*MODALITIES, "MASK"):
+            assert stems(made / split / kind) == names
+            assert {path.suffix for path in (made / split / kind).iterdir()} == {".png" if kind == "MASK" else ".jpg"}
+        areas = [(np.asarray(Image.open(path)) > 0).mean() for path in (made / split / "MASK").iterdir()]
+        assert min(areas) > 0.05 and max(areas) < 0.6 and 0.15 < np.mean(areas) < 0.4
+        parsed = [NAME.fullmatch(name).groups() for name in names]
+        assert Counter((identity, camera) for identity, camera, _, _ in parsed) == dict.fromkeys(
+            {(identity, f"{camera}") for identity, *_ in parsed for camera in (1, 2, 3, 4)}, 2)
+        people[split] = {int(identity) for identity, *_ in parsed}
+        assert len(people[split]) == count
+    assert people == {"train_171": {1, 2, 3}, "test": {4, 5}}
+
+
+def test_night_is_reported_by_the_sequence_digit(made):
+    brightness = defaultdict(list)
+    for split in ("train_171", "test"):
+        for path in (made / split / "RGB").iterdir():
+            _, camera, night, _ = NAME.fullmatch(path.stem).groups()
+            brightness[night].append(np.asarray(Image.open(path)).mean())
+            assert camera in "34" or night == "0"
+            assert camera != "4" or night == "1"
+    assert max(brightness["1"]) < 25 < min(brightness["0"])
+
+
+def test_same_seed_same_bytes_whatever_the_workers(made, tmp_path):
+    again = make(tmp_path / "again", "--workers", "2")
+    assert contents(again) == contents(made)
+
+
+def test_skipped_identities_leave_the_others_as_they_are(made, tmp_path):
+    """Sets of one seed that skip each other's persons share none."""
+    skipped = contents(make(tmp_path, "--skip_identities", "2", "--identities", "1"))
+    assert {name: skipped[name] for name in skipped if name.endswith((".jpg", ".png"))} == {
+        name: image for name, image in contents(made).items() if re.search(r"/00000[345]_", name)}
+
+
+def test_only_the_three_looks_together_are_unique():
+    looks = [identity.look for identity in make_identities(140, 0)]
+    assert len(set(looks)) == 140
+    for modality, count in zip(("rgb", "ni", "ti"), LOOK_SHAPE, strict=True):
+        shared = Counter(getattr(look, modality) for look in looks)
+        assert len(shared) == count
+        assert min(shared.values()) >= 4
+    for pair in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti")):  # so that no modality can be left out
+        assert len({tuple(getattr(look, modality) for modality in pair) for look in looks}) < 130
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_a_look_is_seen_in_its_own_modality_alone(modality):
+    first = make_identities(1, seed=0)[0]
+    field = modality.lower()
+    other = type(first.look)(**{**first.look.__dict__, field: (getattr(first.look, field) + 5) % 12})
+    ours, mask = triplet(first, camera=0, night=False)
+    theirs, _ = triplet(type(first)(other, first.build), camera=0, night=False)
+    for name in MODALITIES:
+        assert np.array_equal(ours[name], theirs[name]) == (name != modality)
+    assert mask.any()
+
+
+def test_background_does_not_depend_on_the_identity():
+    for camera in range(len(CAMERAS)):
+        for seed in range(4):
+            drawn = [triplet(identity, camera, night=camera == 3, seed=seed) for identity in make_identities(8, seed=3)]
+            person = Image.fromarray(np.uint8(np.any([mask for _, mask in drawn], axis=0)) * 255)
+            # The blur of the lens carries the person a few pixels beyond the mask.
+            outside = np.asarray(person.filter(ImageFilter.MaxFilter(13))) == 0
+            assert outside.mean() > 0.1
+            for modality in MODALITIES:
+                views = np.stack([images[modality][outside] for images, _ in drawn])
+                assert (views == views[0]).all()
+                assert (camera == 3 and modality == "RGB") or views[0].std() > 3
+
+
+def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
+    identity = make_identities(1, seed=0)[0]
+    for seed in range(4):
+        day, night = (triplet(identity, camera=2, night=night, seed=seed)[0] for night in (False, True))
+        assert night["RGB"].mean() < 0.2 * day["RGB"].mean()
+        assert night["NI"].mean() > 0.8 * day["NI"].mean()
+        assert night["TI"].mean() > 0.5 * day["TI"].mean()
+
+
+def test_night_comes_from_the_camera_alone():
+    draws = 2000
+    rates = [np.mean([is_night(camera, numpy_generator(seed)) for seed in range(draws)]) for camera in range(4)]
+    assert rates == pytest.approx([camera.night_rate for camera in CAMERAS], abs=6 * 0.5 / draws**0.5)  # standard errors
+    assert 0 < np.mean(rates) < 1
+
+
+def test_a_run_with_the_same_arguments_writes_nothing_and_with_others_needs_overwrite(tmp_path, capsys):
+    folder = make(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    make(tmp_path, "--workers", "2")
+    assert "up to date" in capsys.readouterr().out
+    with pytest.raises(UserError, match="pass --overwrite"):
+        make(tmp_path, "--seed", "5")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    make(tmp_path, "--seed", "5", "--overwrite")
+    assert os.listdir(tmp_path) == ["RGBNT201"] and {path: path.stat().st_mtime_ns for path in folder.rglob("*")} != before
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
+    real = tmp_path / "RGBNT201" / "train_171" / "RGB" / "000001_cam1_0_00.jpg"
+    real.parent.mkdir(parents=True)
+    real.write_bytes(b"the real data set")
+    with pytest.raises(UserError, match="choose another --root"):
+        make(tmp_path, *flags)
+    assert contents(tmp_path) == {str(real.relative_to(tmp_path)): b"the real data set"}
+
+
+def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    drawn = []
+
+    def fail_at_the_third(task, **settings):
+        drawn.append(task)
+        if len(drawn) == 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pedestrians, "write_identity", fail_at_the_third)
+    with pytest.raises(OSError, match="No space left on device"):
+        make(tmp_path)
+    assert len(drawn) == 3 and not list(tmp_path.iterdir())
+
+
+# Loose crops: the same persons and surroundings, with the person anywhere in the picture
+
+def seen_by_cameras(loose, count=12):
+    """(images, mask) of `count` persons from each camera, as the command draws them."""
+    found = []
+    for number, identity in enumerate(make_identities(count, seed=0), start=1):
+        for camera in range(len(CAMERAS)):
+            rng = np.random.default_rng([0, 2, number, camera, 0])
+            night = is_night(camera, rng)
+            found.append(draw_triplet(identity, camera, night, 64, 32, rng, loose))
+    return found
+
+
+@pytest.fixture(scope="module")
+def standard_and_loose():
+    return seen_by_cameras(False), seen_by_cameras(True)
+
+
+def spans(masks, axis):
+    """First and last row (axis 1) or column (axis 0) of each mask, in shares of the picture."""
+    there = [np.flatnonzero(mask.any(axis)) / mask.shape[1 - axis] for mask in masks]
+    return np.array([(places[0], places[-1]) for places in there]).T
+
+
+def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_loose):
+    standard, loose = ([mask for _, mask in drawn] for drawn in standard_and_loose)
+    for axis, ratio in ((1, 2), (0, 1.5)):
+        middles = [np.mean(spans(masks, axis), axis=0) for masks in (standard, loose)]
+        assert middles[1].std() > ratio * middles[0].std()
+        assert middles[1].mean() == pytest.approx(0.5, abs=0.1)
+    top, bottom = spans(loose, 1)
+    heights = bottom - top
+    assert heights.max() > 0.9 and np.quantile(heights, 0.1) < 0.6 and heights.min() > 0.25
+
+
+def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
+    """Bit for bit where neither person is, nor the lens's blur of it; a bystander in the background may be smaller."""
+    same = []
+    for (images, mask), (loose_images, loose_mask) in zip(*standard_and_loose, strict=True):
+        both = Image.fromarray(np.uint8(mask | loose_mask) * 255)
+        outside = np.asarray(both.filter(ImageFilter.MaxFilter(9))) == 0
+        same.append(all(np.array_equal(images[modality][outside], loose_images[modality][outside]) for modality in MODALITIES))
+    assert np.mean(same) > 0.5
+
+
+def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):
+    standard, loose = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
+    recipes = [json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)]
+    assert "loose" not in recipes[0] and recipes[1] == recipes[0] | {"loose": True}
+    names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (standard, loose)]
+    assert names[0] == names[1]  # with the same identities, cameras and nights
+    masks = [np.asarray(Image.open(folder / "test" / "MASK" / "000004_cam1_0_00.png")) for folder in (standard, loose)]
+    assert not np.array_equal(*masks)

@@ -1,0 +1,220 @@
+"""Training and evaluation by two processes that torchrun starts: the same as by one."""
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+import torch
+import two_processes
+from commands import (
+    CONFIG,
+    ROOT,
+    SMALL,
+    assert_same_hits,
+    cases_of,
+    checkpoint_file,
+    cli_args_for,
+    near,
+    records_of,
+)
+from interrupted import call
+from launch import command_of, kill_one_of_two, torchrun, wait_for
+from numeric import assert_close, seeded
+from test_search_command import rows_of
+from tiny import MODEL
+
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.runtime import distributed
+
+CONFIGS = ROOT / "configs" / "Synthetic"
+MODELS = ("DeMo", "DeMo_SDTPS")
+STILL = ("MODEL.DROP_PATH", "0.0", "SOLVER.AMP", "off")
+"""Without what every process draws for itself, and in float32 on any processor."""
+
+
+def roundings(steps):
+    """Lengths of the sums in as many steps of training, forward and backward, of both that are compared."""
+    return 2 * 2 * steps * MODEL
+
+
+@pytest.fixture(scope="module")
+def two_stepped(tmp_path_factory):
+    """The folder of what each of two processes has after a few steps of each model."""
+    folder = tmp_path_factory.mktemp("stepped")
+    files = ",".join(str(CONFIGS / f"{model}.yml") for model in MODELS)
+    done = torchrun("tests/helpers/two_processes.py", folder, files, *SMALL, *STILL)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def stepped(request, two_stepped):
+    """What one process, this one, and each of two have after a few steps."""
+    alone = two_processes.steps(load_cfg(CONFIGS / f"{request.param}.yml", [*SMALL, *STILL]))
+    return [alone, *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1))]
+
+
+def test_two_processes_step_like_one(stepped):
+    alone, first, second = stepped
+    for shared in (first, second):
+        assert_close(shared["losses"], alone["losses"], *roundings(two_processes.STEPS))
+        assert shared["state"].keys() == alone["state"].keys()
+        for name, value in alone["state"].items():
+            assert_close(shared["state"][name], value, *roundings(two_processes.STEPS))
+    assert alone["losses"][-1] < 0.9 * alone["losses"][0]
+
+
+def test_what_the_processes_tell_each_other(stepped):
+    alone, first, second = stepped
+    assert (alone["shared"], first["shared"], second["shared"]) == ([0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0])
+    assert alone["of batch"] == [*first["of batch"], *second["of batch"]] == list(range(8)) and len(first["of batch"]) == 4
+    for found in stepped:
+        assert torch.equal(found["rows"], torch.arange(5.0).unsqueeze(1))
+        assert found["from main"] == "of 0"
+    assert alone["anywhere"] == [True, False, False]
+    assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
+    assert first["anywhere"] == second["anywhere"] == [True, True, False]
+    assert alone["is equal"] == [True, True] and first["is equal"] == second["is equal"] == [True, False]
+
+
+RUN = ("SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_UNTRAINED", "True", "MODEL.METRIC_LOSS_TYPE", "triplet_center", *STILL,
+       "SOLVER.SEED", seeded(1111), "SOLVER.OPTIMIZER_NAME", "SGD")
+"""Adam's steps are as long where a gradient is 0 but for roundings."""
+
+
+def words(root, output, *more):
+    return ("--config_file", CONFIGS / "DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, "OUTPUT_DIR", output, *SMALL, *RUN, *more)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_root, tmp_path_factory):
+    """The folders of a run by one process and of the same by two."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert call(words(tiny_root, folder / "1")) == 0
+    done = torchrun("train_net.py", *words(tiny_root, folder / "2", "MODEL.DIST_TRAIN", "True"))
+    assert done.returncode == 0, done.stderr
+    return folder / "1", folder / "2"
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(trained):
+    alone, shared = (records_of(folder) for folder in trained)
+    assert [record["epoch"] for record in shared] == [0, 1, 2]
+    for one, two in zip(alone, shared, strict=True):
+        assert two["patterns"] == near(one["patterns"], exchanges=3)  # of weights that differ by 1e-4
+        if one["epoch"]:
+            assert_close(two["loss"], one["loss"], *roundings(6 * one["epoch"]))
+            # Of 40 samples or more, the scores of one may be equal but for rounding.
+            assert two["accuracy"] == pytest.approx(one["accuracy"], abs=1 / 40)
+
+
+@pytest.mark.slow
+def test_one_process_writes(trained):
+    alone, shared = trained
+    assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
+    assert len(list(shared.glob("events.*"))) == 1
+    log = (shared / "log.txt").read_text()
+    assert log.count("epoch 2: loss") == 1 and log.count("the run is in") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
+    """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
+    output = tmp_path / "run"
+    more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
+    starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    try:
+        wait_for(starter, output / "metrics.json")
+        os.killpg(starter.pid, number)
+        starter.wait(180)
+    finally:
+        starter.kill()
+        starter.stderr.close()
+    assert (output / "last.pth").exists() and len(records_of(output)) < 3
+    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
+    done = torchrun("train_net.py", *words(tiny_root, output, *more))
+    assert done.returncode == 0, done.stderr
+    assert records_of(output) == records_of(trained[1])
+    one, other = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (output, trained[1]))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all(own_root, tmp_path):
+    """The image is in one process's part only: its sentence names the rank, and the other process does not wait for it."""
+    sorted((own_root / "RGBNT201" / "train_171" / "NI").iterdir())[0].write_bytes(b"")
+    more = ("DATASETS.CACHE", "no", "SOLVER.EVAL_UNTRAINED", "False")
+    done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
+    assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
+    assert re.search(r"^error: rank \d: The image", done.stderr, re.M)
+    assert "train_net.py\", line" not in done.stderr  # no stack trace of either process
+
+
+def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypatch):
+    from demo_sdtps.commands import train as train_net
+
+    code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
+    assert code == 2 and "torchrun --nproc_per_node" in stderr and not (tmp_path / "run").exists()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"batches of 4 identities .* 3 processes cannot divide equally"):
+        distributed.check_launch(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL))
+    with pytest.raises(UserError, match="batches of 32 captions, which 3 processes cannot divide equally"):
+        distributed.check_divisible(load_cfg(None, ["SOLVER.IMS_PER_BATCH", "32"]), 32, "captions")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
+    """One that is killed says nothing; the other, which waits for it in an exchange, is ended too."""
+    output = tmp_path / "run"
+    kill_one_of_two(output / "metrics.json", "train_net.py", *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"))
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.AMP", "off"])
+    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth", cfg)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_two_processes_evaluate_like_one(command, weights, tmp_path):
+    from demo_sdtps.commands import test as test_net
+
+    words = ("--weight", weights, "TEST.MISS", "all", "--json")
+    code, _, stderr = command(test_net.main, *words, tmp_path / "1.json")
+    assert code == 0, stderr
+    done = torchrun("test_net.py", *words, tmp_path / "2.json")
+    assert done.returncode == 0 and done.stdout.count("return pattern") == 1, done.stderr
+    one, two = (cases_of(tmp_path / name) for name in ("1.json", "2.json"))
+    assert list(one) == list(two) and all(two[case] == near(record) for case, record in one.items())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp_path):
+    from demo_sdtps.commands import test as test_net
+
+    words = ("--weight", weights, "--cross_modal", "--json")
+    assert command(test_net.main, *words, tmp_path / "1.json")[0] == 0
+    done = torchrun("test_net.py", *words, tmp_path / "2.json")
+    assert done.returncode == 0 and done.stdout.count("\nRNT ") == 2, done.stderr
+    one, two = (json.loads((tmp_path / name).read_text())["cross_modal"] for name in ("1.json", "2.json"))
+    assert list(one) == list(two) and all(two[measure] == near(rows) for measure, rows in one.items())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
+    from demo_sdtps.commands import search
+
+    gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
+    words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]
+    code, _, stderr = command(search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv")
+    assert code == 0, stderr
+    done = torchrun("tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv")
+    assert done.returncode == 0, done.stderr
+    assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

@@ -1,0 +1,174 @@
+"""A run from start to end as a user types it."""
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import (
+    BACKBONE_WIDTH,
+    COLUMNS,
+    CONFIG,
+    ONE_LINE,
+    cli_args_for,
+    contents,
+    near,
+    printed,
+    records_of,
+    scores_of,
+    table_of,
+)
+from interrupted import call
+from numeric import assert_close
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from demo_sdtps.commands import export_features, report
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.modeling import make_model
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_root, tmp_path_factory):
+    """The OUTPUT_DIR of a training."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output)) == 0
+    return output
+
+
+def test_a_run_leaves_its_files_and_configuration(trained, tiny_root):
+    left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
+    assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
+    assert load_cfg(trained / "config.yml") == load_cfg(CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:])
+
+
+def test_metrics_hold_every_evaluation(trained):
+    records = records_of(trained)
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    for record in records:
+        assert list(record["patterns"]) == ["1", "2", "3"]
+        for values in record["patterns"].values():
+            assert list(values) == COLUMNS
+            assert all(0 <= value <= 1 for value in values.values())
+            assert values["mAP"] > 0 and values["Rank-1"] <= values["Rank-5"] <= values["Rank-10"]
+    assert set(records[0]) == {"epoch", "patterns"}
+    for record in records[1:]:
+        assert record["loss"] > 0 and record["lr"] > 0 and 0 <= record["accuracy"] <= 1
+        assert set(record["losses"]) == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
+        assert_close(sum(record["losses"].values()), record["loss"], len(record["losses"]), 6)  # of six batches
+    assert records[0]["patterns"] != records[2]["patterns"]
+
+
+def test_the_last_and_the_best_checkpoint(trained):
+    cfg = load_cfg(trained / "config.yml")
+    scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
+    for name in ("last.pth", "best.pth"):
+        content = torch.load(trained / name, weights_only=True)
+        assert (content["num_class"], content["camera_num"], content["dataset"]) == (6, 4, "RGBNT201")
+        make_model(cfg, 6, 4).load_state_dict(content["model"])
+        assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
+        assert content["config"] == (trained / "config.yml").read_text()
+
+
+def test_log_and_tensorboard_tell_what_metrics_tell(trained):
+    log = (trained / "log.txt").read_text()
+    assert "48 train" in log and "random weights" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
+    board = EventAccumulator(str(trained))
+    board.Reload()
+    last = records_of(trained)[-1]
+    for pattern, values in last["patterns"].items():
+        for name, value in values.items():
+            event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
+            assert event.step == 2
+            assert_close(event.value, value, 1)
+    assert_close(board.Scalars("train/loss")[-1].value, last["loss"], 1)
+    for name, value in last["losses"].items():
+        assert_close(board.Scalars(f"train/loss/{name}")[-1].value, value, 1)
+        assert f"{name} {value:.3f}" in log
+
+
+@pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
+                         ids=["as in training", "otherwise"])
+def test_the_test_command_gives_the_last_record_however_images_are_loaded(trained, tmp_path, command, opts):
+    code, stdout, stderr = command(test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts)
+    assert code == 0, stderr
+    found = scores_of(tmp_path / "x.json")
+    assert found == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(found)
+    assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
+
+
+def test_exported_features(trained, tmp_path, command):
+    """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
+    cfg, weight, path = load_cfg(trained / "config.yml"), trained / "last.pth", tmp_path / "x.npz"
+
+    def exported(*words):
+        code, stdout, stderr = command(export_features.main, "--weight", weight, "--overwrite", "--output", path, *words)
+        assert code == 0 and str(path) in stdout, stderr
+        with np.load(path) as found:
+            return dict(found)
+
+    first, second, found = (exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS)
+    samples = read_splits(cfg, ("gallery",))["gallery"]
+    features = found["features"]
+    assert features.dtype == np.float32 and features.shape == (len(samples), 6 * BACKBONE_WIDTH)
+    assert np.isfinite(features).all() and features.std(axis=0).min() > 0
+    assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
+    assert np.array_equal(exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features)
+    assert (found["return_pattern"].item(), found["split"].item(), found["normalised"].item()) == (3, "gallery", False)
+    assert found["checkpoint"].item() == str(weight) and found["data_set"].item() == cfg.DATASETS.NAMES
+    assert found["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
+    assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
+
+    lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
+    assert np.ptp(lengths) > 0
+    unit = exported("--split", "gallery", "--normalise")
+    assert_close(unit["features"], features / lengths, features.shape[1])
+    assert unit["normalised"].item()
+    # Evaluation does not normalise either then.
+    plain = exported("--split", "gallery", "--normalise", "TEST.FEAT_NORM=no")
+    assert np.array_equal(plain["features"], features) and not plain["normalised"].item()
+
+
+def assert_drawn(path, rows=1):
+    """An image with something to be seen in every row."""
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None  # more than a hundred colours
+        pixels = np.asarray(image.convert("L"), dtype=np.float32)
+    assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
+
+
+def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, command):
+    """Wherever the run has gone."""
+    moved, records = shutil.copytree(trained, tmp_path / "moved"), records_of(trained)
+    code, stdout, stderr = command(report.main, "--run", moved)
+    assert code == 0 and "32 queries" in stdout, stderr
+    table = table_of(stdout)
+    for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
+        *found, untrained = table[pattern]
+        assert dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+        assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
+    for name, rows in (("curves.png", 1), ("ranks.png", 4), ("tokens.png", 8)):
+        assert str(moved / name) in stdout
+        assert_drawn(moved / name, rows)
+
+
+def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):
+    output = tmp_path / "run"
+    shutil.copytree(trained, output)
+    before = contents(output)
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
+    code, _, stderr = command(train_net.main, *words)
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    assert str(output) in stderr and "--overwrite" in stderr
+    assert contents(output) == before
+
+    code, _, stderr = command(train_net.main, "--overwrite", *words)
+    assert code == 0, stderr
+    assert [record["epoch"] for record in records_of(output)] == [0, 1]
+    after = contents(output)
+    assert not [name for name, data in after.items() if before.get(name) == data]
+    assert sum(name.startswith("events.") for name in after) == 1

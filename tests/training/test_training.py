@@ -1,0 +1,118 @@
+"""Trainings with other losses, samplers and optimisers, in this process, and what they leave in the checkpoints."""
+import math
+
+import pytest
+import torch
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, records_of
+from numeric import seeded
+
+from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import identity_labels, read_splits
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.losses import CenterLoss
+from demo_sdtps.runtime.device import set_seed
+
+CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
+STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")
+"""An epoch that leaves the model as it starts."""
+IDENTITIES = 6
+
+
+@pytest.fixture
+def train(command, tiny_root, tmp_path):
+    """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
+    def call(*more, name="run"):
+        words = cli_args_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99", "OUTPUT_DIR",
+                          tmp_path / name, "SOLVER.SEED", seeded(1111), *more)
+        code, _, stderr = command(train_net.main, *words)
+        assert code == 0, stderr
+        return tmp_path / name, load_cfg(CONFIG, words[2:])
+
+    return call
+
+
+def checkpoint(folder, name="last.pth"):
+    return torch.load(folder / name, weights_only=True)
+
+
+def centers(folder):
+    """The centers of the SDTPS and of the original feature."""
+    return list(checkpoint(folder)["center_losses"].values())
+
+
+def center_losses(folder, cfg, ends):
+    """The center loss of the SDTPS and of the original feature of all training samples, for given centers."""
+    model = make_model(cfg, IDENTITIES, 4)
+    model.load_state_dict(checkpoint(folder)["model"])
+    samples = read_splits(cfg, ("train",))["train"]
+    (features,) = extract_features(cfg, model, test_loader(cfg, samples))
+    labels = torch.tensor([identity_labels(samples)[sample.identity] for sample in samples])
+    found = []
+    for feature, end in zip((features[2], features[1]), ends, strict=True):
+        loss = CenterLoss(*end.shape)
+        loss.load_state_dict({"centers": end})
+        found.append(float(loss(feature, labels).detach()))
+    return found
+
+
+def test_a_run_with_centers(train, command):
+    """They move towards the features of their identities, and are no part of the model."""
+    # The centers are drawn after the model: a run that hardly moves them tells where they start.
+    still, _ = train(*CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.CENTER_LR", "1e-20", name="still")
+    output, cfg = train(*CENTERS, "SOLVER.MAX_EPOCHS", "5")
+    losses = [record["loss"] for record in records_of(output)]
+    assert len(losses) == 5 and losses[-1] < 0.8 * losses[0]
+
+    starts, ends = centers(still), centers(output)
+    assert list(checkpoint(output)["center_losses"]) == ["0.centers", "1.centers"]
+    for start, end in zip(starts, ends, strict=True):
+        assert start.shape == end.shape == (IDENTITIES, 3 * BACKBONE_WIDTH)
+        assert float(start.std()) == pytest.approx(1, abs=6 / (2 * start.numel()) ** 0.5)  # standard errors
+        assert (end - start).norm(dim=1).min() > 0.1 * start.norm(dim=1).max()  # each of them
+    for before, after in zip(center_losses(output, cfg, starts), center_losses(output, cfg, ends), strict=True):
+        assert after < 0.2 * before
+
+    assert "center_losses" not in checkpoint(output, "best.pth")
+    for name in ("best.pth", "last.pth"):
+        assert not [key for key in checkpoint(output, name)["model"] if "center" in key]
+    words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", output / "last.pth")
+    assert command(test_net.main, *words)[0] == 0  # evaluated as any other, whatever the losses then
+
+
+def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
+    """float16 with its scaler and two optimisers."""
+    plain, half = (train(*CENTERS, *STILL, "SOLVER.AMP", mode, name=mode)[0] for mode in ("off", "fp16"))
+    assert checkpoint(half)["scaler"]["scale"] > 1 and not checkpoint(plain)["scaler"]
+    start = centers(train(*CENTERS, *STILL, "SOLVER.CENTER_LR", "1e-20", name="start")[0])
+    for one, other, begin in zip(centers(plain), centers(half), start, strict=True):
+        assert (one - begin).norm() > 1 and (one - other).norm() < 0.01 * (one - begin).norm()
+
+    moved = checkpoint(train(*CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.AMP", "fp16")[0])
+    # SGD's steps are as long as the gradients, which are scaled by some ten thousand on the way.
+    steps = [(moved["model"][name] - begin).norm() for name, begin in checkpoint(half)["model"].items()
+             if name.endswith("weight")]
+    assert 0 < max(steps) < 1
+
+
+def test_a_run_of_shuffled_batches(train):
+    """Batches of 7, which NUM_INSTANCE does not divide; the loss is that of the identities alone."""
+    opts = ("DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "7", "DATALOADER.NUM_INSTANCE", "4")
+    output, _ = train(*opts, "SOLVER.MAX_EPOCHS", "5")
+    losses = [record["loss"] for record in records_of(output)]
+    # Two pairs, with scores that start near 0; the triplet loss would add about as much again.
+    assert losses[0] == pytest.approx(2 * math.log(IDENTITIES), abs=0.5)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_frozen_backbone_stays_as_it_is(train):
+    output, cfg = train("MODEL.FROZEN", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WEIGHT_DECAY", "0.1")
+    set_seed(cfg.SOLVER.SEED)
+    start = make_model(cfg, IDENTITIES, 4).state_dict()
+    end = checkpoint(output)["model"]
+    same = {name for name, tensor in end.items() if torch.equal(tensor, start[name])}
+    assert same == {name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")}
+    assert len(same) > 70 and "backbone.camera_embedding" in end.keys() - same
