@@ -17,7 +17,12 @@ from benchmarks.rows import check_equal, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.evaluation.operations import count_macs, count_parameters, plain_hdm_macs, tokens_of_hdm
+from demo_sdtps.evaluation.operations import (
+    count_macs,
+    count_parameters,
+    plain_hdm_macs,
+    tokens_of_hdm,
+)
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone

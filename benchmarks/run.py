@@ -1,4 +1,4 @@
-"""Speed and memory relative to the plain formulation, as a table: python benchmarks/run.py [model ranking …] [--quick]"""
+"""Speed and memory relative to the plain formulation, as a table: python -m benchmarks.run [model ranking …] [--quick]"""
 
 import argparse
 import logging

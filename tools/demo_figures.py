@@ -1,4 +1,4 @@
-"""The demo's figures beside those of other runs: python tools/demo_figures.py --run runs/demo"""
+"""The demo's figures beside those of other runs: python -m tools.demo_figures --run runs/demo"""
 import argparse
 from pathlib import Path
 

@@ -14,7 +14,15 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, as_rows, headline
 from demo_sdtps.runtime.errors import nearest
 from demo_sdtps.runtime.files import read_json
-from studies.report import as_markdown, draw_costs, draw_results, final_metric, interval, np, read_result
+from studies.report import (
+    as_markdown,
+    draw_costs,
+    draw_results,
+    final_metric,
+    interval,
+    np,
+    read_result,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -29,8 +37,8 @@ SUMMARY = (("slimming", "dense", "DeMo, dense"), ("modules", "DeMo + SDTPS", "De
 REFERENCE = {
     "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",
                    "make_model", "get_cfg", "load_cfg"),
-    "modules": ("modeling.weights.from_demo", "modeling.weights.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
-                "modeling.losses", "modeling.scores.base", "modeling.backbones.base", "datasets.base",
+    "modules": ("modeling.checkpoints.names.from_demo", "modeling.checkpoints.names.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
+                "modeling.losses", "modeling.slimming.scores.base", "modeling.backbones.base", "datasets.base",
                 "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
                 "evaluation.analysis", "training.optim.make_scheduler"),
     "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
@@ -78,8 +86,14 @@ def interface() -> str:
 
 
 def commands() -> str:
-    return as_rows(("`demo-sdtps …`", "script", "what it does"),
-                   [(f"`{name}`", f"`{module.replace('.', '/')}.py`", what) for name, (module, what) in COMMANDS.items()])
+    return as_rows(("`demo-sdtps …`", "in a checkout", "what it does"),
+                   [(f"`{name}`", f"`{_script(module)}`", what) for name, (module, what) in COMMANDS.items()])
+
+
+def _script(module: str) -> str:
+    """The script of a checkout that runs a module of demo_sdtps/commands/."""
+    stem = module.rpartition(".")[2]
+    return next(path for path in (f"{stem}_net.py", f"{stem}.py", f"tools/{stem}.py") if (ROOT / path).exists())
 
 
 def hosts() -> str:
@@ -101,7 +115,7 @@ def hosts() -> str:
 
 
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """The numeric tests by processor and seed, as tests/seeds.py counted them."""
+    """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
     return as_rows(("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
                    [[row["setting"], *(str(row[name]) for name in ("seed", "passed", "failed")), f"{row['share']:.2f}"]
                     for row in rows or data("seeds")["rows"]])

@@ -1,4 +1,4 @@
-"""Run variants × seeds of a configuration and compare them: python tools/study.py studies/modules.yml [--seeds N]
+"""Run variants × seeds of a configuration and compare them: python -m tools.study studies/modules.yml [--seeds N]
 
 A study is a YAML file (see studies/):
 

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ that are made from data: python tools/tables.py [--check]"""
+"""Write the tables of README.md and docs/ that are made from data: python -m tools.tables [--check]"""
 import argparse
 import sys
 

@@ -1,7 +1,15 @@
 """Draw what the model looks at: python tools/draw_attention.py --weight W --method rollout --output attention.png"""
 
 from demo_sdtps.config import with_values
-from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_picture,
+    add_return_pattern,
+    config_parser,
+    parse,
+    positive_int,
+    print_lines,
+)
 from demo_sdtps.config.common import ATTENTION_METHODS
 
 

@@ -1,6 +1,14 @@
 """Draw the features as points: python tools/draw_embedding.py --weight W --method tsne --output embedding.png"""
 
-from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_picture,
+    add_return_pattern,
+    config_parser,
+    parse,
+    positive_int,
+    print_lines,
+)
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 

@@ -1,6 +1,14 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
 
-from demo_sdtps.config.cli import WEIGHT, add_picture, add_return_pattern, config_parser, parse, positive_int, print_lines
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_picture,
+    add_return_pattern,
+    config_parser,
+    parse,
+    positive_int,
+    print_lines,
+)
 
 
 def main() -> None:

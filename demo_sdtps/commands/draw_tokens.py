@@ -1,7 +1,15 @@
 """Draw which patches slimming and SDTPS keep: python tools/draw_tokens.py --weight W --output tokens.png"""
 
 from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import WEIGHT, add_picture, config_parser, pairs_of, parse, positive_int, print_lines
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_picture,
+    config_parser,
+    pairs_of,
+    parse,
+    positive_int,
+    print_lines,
+)
 
 
 def main() -> None:

@@ -2,7 +2,13 @@
 from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parsed_in_group, positive_int
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_overwrite,
+    config_parser,
+    parsed_in_group,
+    positive_int,
+)
 from demo_sdtps.datasets import SPLITS
 
 SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536

@@ -3,7 +3,14 @@ from pathlib import Path
 
 from demo_sdtps.commands.analyse import add_limits
 from demo_sdtps.config import UserError, load_cfg, with_values
-from demo_sdtps.config.cli import CheckpointFlag, add_output, config_parser, parse, positive_int, print_lines
+from demo_sdtps.config.cli import (
+    CheckpointFlag,
+    add_output,
+    config_parser,
+    parse,
+    positive_int,
+    print_lines,
+)
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 

@@ -3,7 +3,14 @@ import argparse
 from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import WEIGHT, add_modality, add_output, config_parser, parsed_in_group, positive_int
+from demo_sdtps.config.cli import (
+    WEIGHT,
+    add_modality,
+    add_output,
+    config_parser,
+    parsed_in_group,
+    positive_int,
+)
 from demo_sdtps.config.common import APPROXIMATE, FLAT, RERANKED, SQUARED, TOP
 
 

@@ -22,7 +22,13 @@ def main() -> None:
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import light
     from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.selection import as_tables, caption, check_selection, foreground, measure_selection
+    from demo_sdtps.evaluation.selection import (
+        as_tables,
+        caption,
+        check_selection,
+        foreground,
+        measure_selection,
+    )
 
     check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):

@@ -1,7 +1,14 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parsed_in_group, print_lines
+from demo_sdtps.config.cli import (
+    PICTURE,
+    WEIGHT,
+    add_output,
+    config_parser,
+    parsed_in_group,
+    print_lines,
+)
 from demo_sdtps.runtime.files import write_json
 
 
@@ -19,7 +26,12 @@ def main() -> None:
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
-        from demo_sdtps.evaluation.tables import missing_table, reid_caption, reid_record, reid_table
+        from demo_sdtps.evaluation.tables import (
+            missing_table,
+            reid_caption,
+            reid_record,
+            reid_table,
+        )
         from demo_sdtps.reports.cross_modal import report_cross_modal
         from demo_sdtps.runtime.distributed import is_main
 

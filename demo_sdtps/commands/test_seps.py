@@ -14,7 +14,11 @@ def main() -> None:
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
         from demo_sdtps.runtime.distributed import is_main
-        from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, retrieval_caption
+        from demo_sdtps.seps.evaluation import (
+            evaluate_retrieval,
+            load_seps_and_data,
+            retrieval_caption,
+        )
 
         model, data = load_seps_and_data(cfg, several=True)
         found, caption = {cfg.TEST.SPLIT: evaluate_retrieval(model, data)}, retrieval_caption(cfg, data)

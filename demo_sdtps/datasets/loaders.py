@@ -15,7 +15,11 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
-from demo_sdtps.datasets.samplers import EpochBatchSampler, IdentityBatchSampler, ShuffledBatchSampler
+from demo_sdtps.datasets.samplers import (
+    EpochBatchSampler,
+    IdentityBatchSampler,
+    ShuffledBatchSampler,
+)
 from demo_sdtps.datasets.transforms import (
     DropModalities,
     Each,

@@ -9,7 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.metrics import DistanceRows, average_precisions, chunks, junk_mask, match_ranks
+from demo_sdtps.evaluation.metrics import (
+    DistanceRows,
+    average_precisions,
+    chunks,
+    junk_mask,
+    match_ranks,
+)
 
 
 class Labels(NamedTuple):

@@ -13,7 +13,13 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import cases_of, extract_features
-from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.evaluation.metrics import (
+    DistanceRows,
+    Ranking,
+    evaluate_distances,
+    evaluate_ranking,
+    squared_distances,
+)
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities

@@ -10,7 +10,13 @@ from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.embedding import METHODS, embed
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.metrics import DistanceRows
-from demo_sdtps.evaluation.protocol import TestData, distance_rows, exclude_key, normalise, rank_features
+from demo_sdtps.evaluation.protocol import (
+    TestData,
+    distance_rows,
+    exclude_key,
+    normalise,
+    rank_features,
+)
 from demo_sdtps.evaluation.tables import Record, options, reid_record
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.reports.figures import spread

@@ -10,14 +10,33 @@ from yacs.config import CfgNode
 from demo_sdtps.config.common import ATTENTION_METHODS as METHODS
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.evaluation.attention import FusionWeights, Maps, fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.evaluation.attention import (
+    FusionWeights,
+    Maps,
+    fusion_weights,
+    grad_cam,
+    rollout,
+    similarity_to,
+)
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming.tokens import ByModality
-from demo_sdtps.reports.figures import BLANK, HALO, heat_bar, heated, hide_ticks, images, label, np, plt, room, save
+from demo_sdtps.reports.figures import (
+    BLANK,
+    HALO,
+    heat_bar,
+    heated,
+    hide_ticks,
+    images,
+    label,
+    np,
+    plt,
+    room,
+    save,
+)
 from demo_sdtps.reports.palette import MODALITY, PLAIN, TEXT
 from demo_sdtps.runtime.progress import progress
 

@@ -18,7 +18,18 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.tokens import ByModality
-from demo_sdtps.reports.figures import heat_bar, heated, hide_ticks, images, label, np, plt, room, save, spread
+from demo_sdtps.reports.figures import (
+    heat_bar,
+    heated,
+    hide_ticks,
+    images,
+    label,
+    np,
+    plt,
+    room,
+    save,
+    spread,
+)
 from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.runtime.device import choose_precision
 

@@ -21,9 +21,21 @@ from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import Each, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.tables import MEASURES, PATTERN_NAMES, RECORD, evaluated, read_records, reid_table
+from demo_sdtps.evaluation.tables import (
+    MEASURES,
+    PATTERN_NAMES,
+    RECORD,
+    evaluated,
+    read_records,
+    reid_table,
+)
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoints.loading import Checkpoint, load_weights, read_checkpoint, stored_config
+from demo_sdtps.modeling.checkpoints.loading import (
+    Checkpoint,
+    load_weights,
+    read_checkpoint,
+    stored_config,
+)
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 

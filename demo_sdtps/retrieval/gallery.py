@@ -18,7 +18,12 @@ from demo_sdtps.modeling.checkpoints.loading import weights_file
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
-from demo_sdtps.runtime.distributed import all_gather_object, all_gather_rows, broadcast_from_main, shard_for_rank
+from demo_sdtps.runtime.distributed import (
+    all_gather_object,
+    all_gather_rows,
+    broadcast_from_main,
+    shard_for_rank,
+)
 from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 

@@ -18,7 +18,15 @@ from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.retrieval.approximate import approximate, check_size
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
-from demo_sdtps.retrieval.gallery import Changes, Index, extraction, open_index, origin_of, readable, update
+from demo_sdtps.retrieval.gallery import (
+    Changes,
+    Index,
+    extraction,
+    open_index,
+    origin_of,
+    readable,
+    update,
+)
 from demo_sdtps.retrieval.nearest import Hits, nearest, reranked, reranked_whole
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main

@@ -10,7 +10,12 @@ from demo_sdtps.lazy import lazy_names
 if TYPE_CHECKING:
     from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse
     from demo_sdtps.seps.losses import ContrastiveLoss, RatioLoss, SEPSLoss
-    from demo_sdtps.seps.network import SDTPS, CrossSparseAggrNet, DualTokenAggregation, create_seps_model
+    from demo_sdtps.seps.network import (
+        SDTPS,
+        CrossSparseAggrNet,
+        DualTokenAggregation,
+        create_seps_model,
+    )
     from demo_sdtps.seps.relevance import HRPA, mask_xattn_one_text
 
 __all__ = ["HRPA", "SDTPS", "ContrastiveLoss", "CrossSparseAggrNet", "DualTokenAggregation", "RatioLoss", "SEPSLoss",

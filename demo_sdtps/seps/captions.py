@@ -13,7 +13,13 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets.images import Images, Paths, decode
-from demo_sdtps.datasets.loaders import ImageDataset, collated_batches, loader_kwargs, shuffled_batches, use_cache
+from demo_sdtps.datasets.loaders import (
+    ImageDataset,
+    collated_batches,
+    loader_kwargs,
+    shuffled_batches,
+    use_cache,
+)
 from demo_sdtps.datasets.transforms import Each
 from demo_sdtps.runtime.distributed import shard_for_rank
 from demo_sdtps.seps.image_text import ImageTexts

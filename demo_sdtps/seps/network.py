@@ -22,7 +22,16 @@ from demo_sdtps.modeling.sdtps import (
     min_max,
     select,
 )
-from demo_sdtps.seps.relevance import HRPA, Images, Texts, as_texts, concat, merged_max_sim, relevance, single_max_sim
+from demo_sdtps.seps.relevance import (
+    HRPA,
+    Images,
+    Texts,
+    as_texts,
+    concat,
+    merged_max_sim,
+    relevance,
+    single_max_sim,
+)
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the intermediate results of aggregation by device type: on a CPU the size of its cache, on a GPU enough to use it

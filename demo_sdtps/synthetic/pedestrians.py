@@ -18,7 +18,16 @@ from PIL import Image, ImageFilter
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body, random_build, random_look, random_pose
+from demo_sdtps.synthetic.body import (
+    LOOK_SHAPE,
+    Build,
+    Look,
+    Pose,
+    draw_body,
+    random_build,
+    random_look,
+    random_pose,
+)
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1  # incremented whenever the same seed gives other images

@@ -56,7 +56,9 @@ def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Itera
 @contextmanager
 def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
     """Earlier points from epoch `first` on are hidden."""
-    from torch.utils.tensorboard import SummaryWriter  # training alone needs it, and its import is slow
+    from torch.utils.tensorboard import (
+        SummaryWriter,  # training alone needs it, and its import is slow
+    )
 
     with SummaryWriter(output, purge_step=first) as writer:
         def write(scalars: Mapping[str, float], epoch: int) -> None:

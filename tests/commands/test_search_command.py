@@ -9,7 +9,15 @@ from urllib.parse import unquote
 
 import pytest
 from browser import Page, headless
-from commands import CONFIG, KEEP_ALL, ONE_LINE, assert_same_hits, checkpoint_file, cli_args_for, contents
+from commands import (
+    CONFIG,
+    KEEP_ALL,
+    ONE_LINE,
+    assert_same_hits,
+    checkpoint_file,
+    cli_args_for,
+    contents,
+)
 from PIL import Image
 from reference import search as reference
 

@@ -6,7 +6,14 @@ import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
 from layouts import pixels, save
 
-from demo_sdtps.commands import draw_attention, draw_curves, draw_embedding, draw_ranks, draw_tokens, report
+from demo_sdtps.commands import (
+    draw_attention,
+    draw_curves,
+    draw_embedding,
+    draw_ranks,
+    draw_tokens,
+    report,
+)
 from demo_sdtps.config import MODALITIES, load_cfg
 
 MODEL = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]",

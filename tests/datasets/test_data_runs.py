@@ -4,7 +4,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, COLUMNS, cli_args_for, near, printed, records_of, scores_of, table_of
+from commands import (
+    BACKBONE_WIDTH,
+    COLUMNS,
+    cli_args_for,
+    near,
+    printed,
+    records_of,
+    scores_of,
+    table_of,
+)
 from layouts import WRITERS
 from reference import ranking
 

@@ -3,7 +3,8 @@ and whatever follows differs by more than roundings."""
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from demo_sdtps.modeling import sdtps, slimming
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.slimming import stage
 from demo_sdtps.seps import network
 
 
@@ -20,6 +21,6 @@ def margins():
         return select(score, keep, *more, **named)
 
     with ExitStack() as changes:
-        for module in (sdtps, slimming, network):
+        for module in (sdtps, stage, network):
             changes.enter_context(mock.patch.object(module, "select", noting))
         yield found

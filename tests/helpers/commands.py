@@ -22,7 +22,7 @@ SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PAT
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 BACKBONE_WIDTH = 64
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
-"""SDTPS without a choice of patches, which differs wherever two scores are equal but for rounding (tests/helpers/choices.py): for
+"""SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for
 tests that compare features in batches of different sizes."""
 SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",
            "tools/draw_attention.py", "tools/draw_curves.py", "tools/draw_embedding.py", "tools/draw_ranks.py",

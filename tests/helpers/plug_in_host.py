@@ -7,7 +7,7 @@ HOST = ROOT / "tests" / "reference" / "demo_host"
 NAMES = ("RGB", "NI", "TI")
 WIDTH, CLASSES = 64, 5
 SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
-"""Lengths of the sums (helpers/numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
+"""Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
 norm, MLP, softmax and means of those kept."""
 PATH = (3 * 16 * 16, *6 * BLOCK, WIDTH, WIDTH, 2 * WIDTH, *SDTPS_PATH, 40, *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
         7 * WIDTH)

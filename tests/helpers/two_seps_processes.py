@@ -13,7 +13,12 @@ from seps_tiny import cfg_for
 from demo_sdtps.datasets.loaders import sampler_of
 from demo_sdtps.runtime import distributed
 from demo_sdtps.seps.captions import caption_loader
-from demo_sdtps.seps.evaluation import evaluate_retrieval, make_retrieval_data, read_caption_splits, similarities
+from demo_sdtps.seps.evaluation import (
+    evaluate_retrieval,
+    make_retrieval_data,
+    read_caption_splits,
+    similarities,
+)
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer

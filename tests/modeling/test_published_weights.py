@@ -7,7 +7,14 @@ import pytest
 import timm
 import torch
 from tiny import CAMERAS
-from weight_files import hub_cache, random_tensors, save_archive, save_safetensors, save_torch, timm_weights
+from weight_files import (
+    hub_cache,
+    random_tensors,
+    save_archive,
+    save_safetensors,
+    save_torch,
+    timm_weights,
+)
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.backbones import make_backbone

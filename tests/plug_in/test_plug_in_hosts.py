@@ -9,7 +9,18 @@ from choices import margins
 from numeric import assert_close, generator, seeded, tolerance
 from plug_in_host import equal
 from reference.cues import saliency
-from reference.host_towers import CLASSES, DEPTH, GRID, NAMES, PATCH, PATCHES, SIZE, WIDTH, Slow, Tower
+from reference.host_towers import (
+    CLASSES,
+    DEPTH,
+    GRID,
+    NAMES,
+    PATCH,
+    PATCHES,
+    SIZE,
+    WIDTH,
+    Slow,
+    Tower,
+)
 from reference.hosts import HOSTS
 from tiny import sums_of_a_backbone
 from torch import nn

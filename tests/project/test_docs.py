@@ -129,7 +129,7 @@ def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
 
 def test_the_layout_names_every_folder():
     layout = BLOCK.findall(text(ROOT / "docs" / "layout.md"))[0][1]
-    named = {name.rstrip("/,") for line in layout.splitlines() for name in line[:28].split() if not line.startswith(" ")}
+    named = {name.rstrip("/,") for line in layout.splitlines() for name in line[:28].split() if not line.startswith("    ")}
     folders = {path.name for folder in (ROOT, ROOT / "demo_sdtps") for path in folder.iterdir()
                if path.is_dir() and path.name[0] not in "_." and not path.name.endswith(".egg-info")}
     assert folders - {"data", "runs", "build", "dist"} <= named

@@ -3,7 +3,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from reference.host_towers import CLASSES, GRID, NAMES, WIDTH, Backbone, BatchFirst, Interleaved, Prompted, Tower, Weighing
+from reference.host_towers import (
+    CLASSES,
+    GRID,
+    NAMES,
+    WIDTH,
+    Backbone,
+    BatchFirst,
+    Interleaved,
+    Prompted,
+    Tower,
+    Weighing,
+)
 
 
 class Host(nn.Module):

@@ -8,11 +8,28 @@ import torch
 from commands import ROOT
 from numeric import numpy_generator
 
-from demo_sdtps.commands import analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve
+from demo_sdtps.commands import (
+    analyse,
+    draw_attention,
+    draw_embedding,
+    draw_ranks,
+    draw_tokens,
+    slim_curve,
+)
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports import palette
-from demo_sdtps.reports.figures import GREY, OPACITY, apart, heated, kind, name_points, plt, save, spread
+from demo_sdtps.reports.figures import (
+    GREY,
+    OPACITY,
+    apart,
+    heated,
+    kind,
+    name_points,
+    plt,
+    save,
+    spread,
+)
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
 VISION = {"all cones": np.eye(3),
@@ -56,7 +73,8 @@ def test_colours_differ_for_every_reader(group, vision):
 
 
 def test_colours_are_in_one_file():
-    files = [*(ROOT / "reports").glob("*.py"), *(ROOT / "tools").glob("*.py"), *(ROOT / "reports" / "templates").glob("*.js")]
+    reports = ROOT / "demo_sdtps" / "reports"
+    files = [*reports.glob("*.py"), *(ROOT / "tools").glob("*.py"), *reports.glob("templates/*.js")]
     assert [file.name for file in files if re.search("#[0-9a-fA-F]{6}\\b", file.read_text(encoding="utf-8"))] == ["palette.py"]
 
 

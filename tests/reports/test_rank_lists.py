@@ -5,7 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import CONFIG, QUERIES, cli_args_for, distance_rounding, squared_distances, weights_file
+from commands import (
+    CONFIG,
+    QUERIES,
+    cli_args_for,
+    distance_rounding,
+    squared_distances,
+    weights_file,
+)
 
 from demo_sdtps.commands import draw_ranks
 from demo_sdtps.config import UserError, load_cfg

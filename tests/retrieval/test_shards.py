@@ -6,7 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, SMALL, checkpoint_file, cli_args_for, contents, near, scores_of
+from commands import (
+    CONFIG,
+    ONE_LINE,
+    SMALL,
+    checkpoint_file,
+    cli_args_for,
+    contents,
+    near,
+    scores_of,
+)
 from numeric import assert_close, numpy_generator
 from reference import ranking
 from test_metrics import assert_same, random_case

@@ -16,7 +16,14 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.commands import train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import save_whole
-from demo_sdtps.runtime.files import LOCK, atomic_write, check_output_file, locked, read_json, write_json
+from demo_sdtps.runtime.files import (
+    LOCK,
+    atomic_write,
+    check_output_file,
+    locked,
+    read_json,
+    write_json,
+)
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from seps_tiny import CAPTIONS, SIZES
 from triplets import SCALED, cut_short, message_of, normalised
 
 from demo_sdtps.datasets.images import decode
-from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_texts, image_batches, image_loader, padded
+from demo_sdtps.seps.captions import (
+    caption_batches,
+    caption_loader,
+    encode_texts,
+    image_batches,
+    image_loader,
+    padded,
+)
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 

@@ -9,7 +9,12 @@ from tiny import CLIP_CONFIG, clip_model, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
-from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler, parameter_groups
+from demo_sdtps.training.optim import (
+    make_center_optimizer,
+    make_optimizer,
+    make_scheduler,
+    parameter_groups,
+)
 
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
 SOLVER = ["SOLVER.BASE_LR", str(BASE_LR), "SOLVER.BIAS_LR_FACTOR", str(BIAS_FACTOR), "SOLVER.WEIGHT_DECAY", str(DECAY),

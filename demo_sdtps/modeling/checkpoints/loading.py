@@ -14,7 +14,13 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.modeling.checkpoints.names import LOAD_ERRORS, from_demo, is_demo, load_file, tensors_of
+from demo_sdtps.modeling.checkpoints.names import (
+    LOAD_ERRORS,
+    from_demo,
+    is_demo,
+    load_file,
+    tensors_of,
+)
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3

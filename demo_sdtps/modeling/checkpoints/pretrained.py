@@ -12,7 +12,13 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, RANDOM_WEIGHTS
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.checkpoints.names import LOAD_ERRORS, Weights, clip_to_timm, load_file, tensors_of
+from demo_sdtps.modeling.checkpoints.names import (
+    LOAD_ERRORS,
+    Weights,
+    clip_to_timm,
+    load_file,
+    tensors_of,
+)
 
 HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
             "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}

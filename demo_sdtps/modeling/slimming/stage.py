@@ -15,7 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights, check_class_attention, keys
+from demo_sdtps.modeling.class_attention import (
+    CLASS_TOKEN,
+    attention_weights,
+    check_class_attention,
+    keys,
+)
 from demo_sdtps.modeling.sdtps import select, take
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, Stage
 from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, blank, split_rows

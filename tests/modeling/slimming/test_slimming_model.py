@@ -7,7 +7,17 @@ from choices import margins
 from numeric import assert_close, assert_order, generator, tolerance
 from reference.cues import distinctness
 from test_fast_model import COMPILES, IN_THE_COMPILER
-from tiny import CAMERAS, CLASSES, ENCODER, PATCHES, WIDTH, pairs, random_images, tiny_cfg, tiny_model
+from tiny import (
+    CAMERAS,
+    CLASSES,
+    ENCODER,
+    PATCHES,
+    WIDTH,
+    pairs,
+    random_images,
+    tiny_cfg,
+    tiny_model,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError

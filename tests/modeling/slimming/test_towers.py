@@ -9,7 +9,15 @@ import torch
 import torchvision
 import transformers
 from slim_host import Block, Host, Tower
-from slim_models import CASES, WORDS, hooks_of, open_clip_model, timm_model, torchvision_model, transformers_model
+from slim_models import (
+    CASES,
+    WORDS,
+    hooks_of,
+    open_clip_model,
+    timm_model,
+    torchvision_model,
+    transformers_model,
+)
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
 
